@@ -1,0 +1,67 @@
+"""Files that are written whole or not at all, and the hashes that name what is in them."""
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from lm.base.errors import RunError
+
+
+@contextlib.contextmanager
+def atomic(path: Path | str, mode: str = "w") -> Iterator[IO[Any]]:
+    """Opens a temporary file beside `path` that takes its name only when the block ends without an error.
+
+    Raises:
+      RunError: the disk is full; `path` is then as it was before.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    try:
+        with os.fdopen(handle, mode) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except BaseException as error:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise disk_full(path) from error
+        raise
+
+
+def disk_full(path: Path | str) -> RunError:
+    """The one message for a full disk."""
+    return RunError("no space left on the disk", where=str(path),
+                    do="Free some and run the same command again: it continues from the last checkpoint.")
+
+
+def write_text(path: Path | str, text: str) -> None:
+    """Writes `text` to `path`, whole or not at all."""
+    with atomic(path) as file:
+        file.write(text)
+
+
+def write_json(path: Path | str, value: Any) -> None:
+    """Writes `value` as indented JSON, whole or not at all. NaN is refused: JSON has none."""
+    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def sha256_file(path: Path | str) -> str:
+    """The SHA-256 of a file's bytes, in hex."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

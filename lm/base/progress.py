@@ -1,0 +1,36 @@
+"""Progress of long work on the terminal: time left and whatever numbers the work wants to show."""
+
+import contextlib
+from collections.abc import Iterator
+
+import rich.console
+import rich.progress
+
+console = rich.console.Console(stderr=True)
+
+
+class Bar:
+    """One line of progress; `advance` moves it and replaces the numbers shown beside it."""
+
+    def __init__(self, progress: rich.progress.Progress, task: rich.progress.TaskID):
+        self._progress, self._task = progress, task
+
+    def update(self, completed: int, numbers: str = "") -> None:
+        self._progress.update(self._task, completed=completed, numbers=numbers)
+
+
+@contextlib.contextmanager
+def bar(title: str, total: int, *, shown: bool = True) -> Iterator[Bar]:
+    """A progress bar with elapsed time and time left; silent when standard error is not a terminal."""
+    columns = (
+        rich.progress.TextColumn("{task.description}"),
+        rich.progress.BarColumn(),
+        rich.progress.MofNCompleteColumn(),
+        rich.progress.TimeElapsedColumn(),
+        rich.progress.TextColumn("left"),
+        rich.progress.TimeRemainingColumn(),
+        rich.progress.TextColumn("{task.fields[numbers]}"),
+    )
+    shown = shown and console.is_terminal
+    with rich.progress.Progress(*columns, console=console, disable=not shown) as progress:
+        yield Bar(progress, progress.add_task(title, total=total, numbers=""))

@@ -1,0 +1,1 @@
+"""Ours, peers and the machine's own limits, measured in one run."""

@@ -1,0 +1,1 @@
+"""Tokens to logits, and the accounting of what that costs."""

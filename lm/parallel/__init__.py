@@ -1,0 +1,1 @@
+"""Devices: the only place that makes a mesh."""

@@ -1,0 +1,1 @@
+"""A ladder to cells to finished runs to one table."""
