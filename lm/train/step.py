@@ -1,0 +1,103 @@
+"""One optimizer step: a pure function of (state, batch, rate), compiled once for a shape."""
+
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+
+from lm.model.transformer import Transformer
+from lm.parallel.rules import RULES, batch_sharding, replicated, state_shardings
+from lm.train.config import RunConfig
+from lm.train.loss import loss_sums
+from lm.train.optimizer import make_optimizer
+
+State = dict  # {"params": float32 tree, "opt_state": optax state, "step": int32 []}
+
+
+def init_state(config: RunConfig, key) -> State:
+    """A fresh state whose parameters still carry their logical axis names (see `abstract_state`)."""
+    tokens_BT = jnp.zeros((1, config.model.context_length), jnp.int32)
+    params = Transformer(config.model).init(key, tokens_BT)["params"]
+    optimizer = make_optimizer(config.optimizer)
+    return {"params": params, "opt_state": optimizer.init(params), "step": jnp.zeros((), jnp.int32)}
+
+
+def abstract_state(config: RunConfig, mesh: Mesh) -> State:
+    """Shapes, dtypes and shardings of the state, without computing anything."""
+    boxed = jax.eval_shape(lambda: init_state(config, jax.random.key(0)))
+    shardings = state_shardings(boxed, mesh)
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        nn.unbox(boxed),
+        shardings,
+    )
+
+
+def fresh_state(config: RunConfig, mesh: Mesh) -> State:
+    """The state at step 0, created where it will live: a pure function of `config.seed`."""
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(config, mesh))
+    init = jax.jit(lambda key: nn.unbox(init_state(config, key)), out_shardings=shardings)
+    return init(jax.random.key(config.seed))
+
+
+def make_train_step(config: RunConfig, mesh: Mesh) -> Callable:
+    """The jitted step `(state, batch, lr) -> (state, metrics)`; `state` is donated.
+
+    `batch` holds int32 "inputs" and "targets" [B, T], float32 "weights" [B, T] and, for masked documents, int32
+    "segments" [B, T]. `metrics` are float32 scalars: "loss" (nats/token, weighted mean), "grad_norm" (before
+    clipping), "param_norm" (after the update).
+    """
+    optimizer = make_optimizer(config.optimizer)
+    gradients = _accumulated(loss_gradients(config), config.accumulate)
+
+    def step(state: State, batch: dict, lr):
+        with nn.logical_axis_rules(RULES):
+            grads, sums = gradients(state["params"], batch)
+        tokens = jnp.maximum(sums["tokens"], 1.0)
+        grads = jax.tree.map(lambda g: g / tokens, grads)
+        updates, opt_state = optimizer.update(grads, state["opt_state"], state["params"])
+        params = optax.apply_updates(state["params"], jax.tree.map(lambda u: -lr * u, updates))
+        metrics = {
+            "loss": sums["nll"] / tokens,
+            "grad_norm": optax.global_norm(grads),
+            "param_norm": optax.global_norm(params),
+        }
+        return {"params": params, "opt_state": opt_state, "step": state["step"] + 1}, metrics
+
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(config, mesh))
+    return jax.jit(
+        step,
+        in_shardings=(shardings, batch_sharding(mesh), replicated(mesh)),
+        out_shardings=(shardings, replicated(mesh)),
+        donate_argnums=0,
+    )
+
+
+def loss_gradients(config: RunConfig) -> Callable:
+    """`(params, batch) -> (gradient of the summed objective, sums)` of one microbatch."""
+    model = Transformer(config.model)
+
+    def objective(params, batch: dict):
+        logits_BTV = model.apply({"params": params}, batch["inputs"], batch.get("segments"))
+        return loss_sums(logits_BTV, batch, config.z_loss)
+
+    return jax.grad(objective, has_aux=True)
+
+
+def _accumulated(gradients: Callable, count: int) -> Callable:
+    """Sums gradients and token counts over `count` microbatches, so that dividing once weights every token alike."""
+    if count == 1:
+        return gradients
+
+    def accumulate(params, batch: dict):
+        # Row i goes to microbatch i % count: each microbatch then spans all devices, as the whole batch does.
+        micro = jax.tree.map(lambda x: jnp.swapaxes(x.reshape(-1, count, *x.shape[1:]), 0, 1), batch)
+        first = jax.tree.map(lambda x: x[0], micro)
+        zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(gradients, params, first))
+        add = lambda total, rows: (jax.tree.map(jnp.add, total, gradients(params, rows)), None)  # noqa: E731
+        return jax.lax.scan(add, zeros, micro)[0]
+
+    return accumulate
