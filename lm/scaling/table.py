@@ -23,8 +23,8 @@ COLUMNS: tuple[Column, ...] = (
     *_columns(
         "",
         cell="content hash of configuration and fingerprints: the run's folder name",
-        sweep="name of the ladder",
-        role="what the cell is for: tune, fit, holdout or repeat",
+        sweep="name of the ladder, empty outside one",
+        role="what the cell is for: tune, fit, holdout or repeat; empty outside a ladder",
         seed="seed of the initial parameters",
         data_seed="seed of the window order",
         commit="git commit of the code, 'unknown' outside a checkout",
@@ -59,6 +59,7 @@ COLUMNS: tuple[Column, ...] = (
         flops_kaplan="6 * params_nonembedding * tokens (Kaplan's C)",
         flops_matmul="every product of forward and backward, head included, attention counted causally",
         flops_matmul_full="the same with the whole T x T of attention",
+        budget="asked for by the ladder, 0 outside one; the columns above say what was spent",
     ),
     *_columns(
         "nats/token",
