@@ -1,0 +1,83 @@
+"""Attention: which keys a query may see, the weighted sum itself, and the sublayer around it."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from lm.model.config import ModelConfig, Norm
+from lm.model.layers import INIT_STD, Normalise, Projection
+from lm.model.positions import Rotation, rotate
+
+
+def causal_mask(length: int, segments_BT: jax.Array | None) -> jax.Array:
+    """True where query t may see key s: s <= t and, with document ids, the same document; [B or 1, T, S]."""
+    query = jax.lax.broadcasted_iota(jnp.int32, (1, length, length), 1)
+    key = jax.lax.broadcasted_iota(jnp.int32, (1, length, length), 2)
+    mask_BTS = key <= query
+    if segments_BT is None:
+        return mask_BTS
+    return mask_BTS & (segments_BT[:, :, None] == segments_BT[:, None, :])
+
+
+def attend(q_BTHC: jax.Array, k_BSKC: jax.Array, v_BSKC: jax.Array, mask_BTS: jax.Array) -> jax.Array:
+    """Scaled dot-product attention with H query heads in K equal groups (Ainslie et al. 2023, arXiv:2305.13245).
+
+    The mask is boolean, [B or 1, T, S]. A masked weight is exactly 0, and a query that sees no key gets exactly 0.
+    Products are in the inputs' type with float32 sums; the softmax is in float32. Keys and values are never repeated.
+    Returns [B, T, H, C] in the inputs' type.
+    """
+    B, T, H, C = q_BTHC.shape
+    K = k_BSKC.shape[2]
+    q_BTKGC = (q_BTHC * C**-0.5).reshape(B, T, K, H // K, C)
+    scores_BKGTS = jnp.einsum("BTKGC,BSKC->BKGTS", q_BTKGC, k_BSKC, preferred_element_type=jnp.float32)
+    weights_BKGTS = _masked_softmax(scores_BKGTS, mask_BTS[:, None, None]).astype(q_BTHC.dtype)
+    return jnp.einsum("BKGTS,BSKC->BTKGC", weights_BKGTS, v_BSKC).reshape(B, T, H, C)
+
+
+def _masked_softmax(scores: jax.Array, mask: jax.Array) -> jax.Array:
+    scores = jnp.where(mask, scores, -jnp.inf)
+    highest = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
+    # A row without any key has maximum -inf, and -inf - -inf would be NaN.
+    weights = jnp.exp(scores - jnp.where(highest == -jnp.inf, 0.0, highest))
+    total = jnp.sum(weights, axis=-1, keepdims=True)
+    return weights / jnp.where(total == 0.0, 1.0, total)
+
+
+class SelfAttention(nn.Module):
+    """Queries, keys and values, optional QK-norm (RMSNorm of each head), rotary turn, attention, output projection.
+
+    QK-norm follows Dehghani et al. 2023, arXiv:2302.05442, section 2.1, with one scale a component shared by all heads.
+    """
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, x_BTD: jax.Array, turn: Rotation | None, mask_BTS: jax.Array) -> jax.Array:
+        config = self.config
+        D, H, K, C = config.d_model, config.n_head, config.kv_heads, config.head_width
+        dtype = config.dtype.value
+
+        def heads(name: str, count: int, axis: str) -> jax.Array:
+            axes = ("embed", axis, "head")
+            return Projection((D, count, C), axes, dtype, bias=config.bias, name=name)(x_BTD)
+
+        q_BTHC, k_BSKC = heads("query", H, "heads"), heads("key", K, "kv_heads")
+        v_BSKC = heads("value", K, "kv_heads")
+        if config.qk_norm:
+            q_BTHC = Normalise(Norm.RMSNORM, config.norm_eps, bias=False, axis="head", name="query_norm")(q_BTHC)
+            k_BSKC = Normalise(Norm.RMSNORM, config.norm_eps, bias=False, axis="head", name="key_norm")(k_BSKC)
+        if turn is not None:
+            q_BTHC, k_BSKC = rotate(q_BTHC, turn), rotate(k_BSKC, turn)
+        q_BTHC = nn.with_logical_constraint(q_BTHC, ("batch", "sequence", "heads", "head"))
+        k_BSKC = nn.with_logical_constraint(k_BSKC, ("batch", "sequence", "kv_heads", "head"))
+        v_BSKC = nn.with_logical_constraint(v_BSKC, ("batch", "sequence", "kv_heads", "head"))
+        out_BTHC = attend(q_BTHC, k_BSKC, v_BSKC, mask_BTS)
+        return Projection(
+            (H, C, D),
+            ("heads", "head", "embed"),
+            dtype,
+            contracted=2,
+            std=INIT_STD * (2 * config.n_layer) ** -0.5,
+            bias=config.bias,
+            name="out",
+        )(out_BTHC)

@@ -1,0 +1,113 @@
+"""The decoder-only transformer: token ids in, logits out.
+
+Parameters are float32 and stacked over layers. Their logical axis names are `vocab`, `embed`, `position`, `heads`,
+`kv_heads`, `head` (the components of one head), `mlp` and `layers`; activations are constrained by `batch`, `sequence`,
+`embed`, `heads`, `kv_heads`, `head`, `mlp` and `vocab`. Which of them is sharded over which devices is not known here:
+without rules (`flax.linen.logical_axis_rules`) the names mean nothing.
+"""
+
+import math
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from lm.base.errors import UsageError
+from lm.model.attention import SelfAttention, causal_mask
+from lm.model.config import ModelConfig, Positions, Remat
+from lm.model.feedforward import PositionWise
+from lm.model.layers import INIT_STD, Normalise, normal
+from lm.model.positions import LearnedPositions, Rotation, document_positions, rotation
+
+RESIDUAL = ("batch", "sequence", "embed")
+
+
+class Block(nn.Module):
+    """One pre-norm layer; its result is a pair because `scan` wants a carry and an output."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, x_BTD: jax.Array, turn: Rotation | None, mask_BTS: jax.Array) -> tuple[jax.Array, None]:
+        config = self.config
+        y_BTD = Normalise(config.norm, config.norm_eps, config.bias, name="attention_norm")(x_BTD)
+        x_BTD = x_BTD + SelfAttention(config, name="attention")(y_BTD, turn, mask_BTS)
+        y_BTD = Normalise(config.norm, config.norm_eps, config.bias, name="feed_forward_norm")(x_BTD)
+        x_BTD = x_BTD + PositionWise(config, name="feed_forward")(y_BTD)
+        return nn.with_logical_constraint(x_BTD, RESIDUAL), None
+
+
+class Transformer(nn.Module):
+    """Decoder-only, pre-norm (the layout of GPT-2, and of Llama with its choices).
+
+    `segments_BT` holds the document id of each position (int32, non-decreasing along T): attention then stays inside a
+    document and positions restart at each document's first token. Without it the row is one document.
+    Returns float32 logits [B, T, V].
+
+    Raises:
+      UsageError: a row longer than the table of learned positions.
+    """
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, tokens_BT: jax.Array, segments_BT: jax.Array | None = None) -> jax.Array:
+        config = self.config
+        dtype, length = config.dtype.value, tokens_BT.shape[1]
+        if config.positions is Positions.LEARNED and length > config.context_length:
+            raise UsageError(
+                f"a window of {length} tokens is longer than context_length {config.context_length}",
+                where="config.model",
+                do="Learned positions end there: use a shorter window.",
+            )
+        if segments_BT is None:
+            positions_BT = jnp.arange(length, dtype=jnp.int32)[None, :]
+        else:
+            positions_BT = document_positions(segments_BT)
+        table_VD = self.param(
+            "embedding", normal(INIT_STD, ("vocab", "embed")), (config.vocab_size, config.d_model), jnp.float32
+        )
+        x_BTD = jnp.take(table_VD, tokens_BT, axis=0).astype(dtype)
+        turn = None
+        if config.positions is Positions.LEARNED:
+            x_BTD = x_BTD + LearnedPositions(config.context_length, config.d_model, dtype, name="position")(
+                positions_BT
+            )
+        else:
+            turn = rotation(positions_BT, config.head_width, config.rope_base)
+        x_BTD = nn.with_logical_constraint(x_BTD, RESIDUAL)
+        x_BTD, _ = _stack(config)(x_BTD, turn, causal_mask(length, segments_BT))
+        x_BTD = Normalise(config.norm, config.norm_eps, config.bias, name="final_norm")(x_BTD)
+        if config.tied_embedding:
+            head_DV = table_VD.T
+        else:
+            head_DV = self.param(
+                "head", normal(INIT_STD, ("embed", "vocab")), (config.d_model, config.vocab_size), jnp.float32
+            )
+        logits_BTV = jnp.einsum("BTD,DV->BTV", x_BTD, head_DV.astype(dtype), preferred_element_type=jnp.float32)
+        return nn.with_logical_constraint(logits_BTV, ("batch", "sequence", "vocab"))
+
+
+def expected_first_loss(config: ModelConfig) -> float:
+    """Mean cross-entropy in nats/token at initialisation: ln V + D std^2 / 2.
+
+    The final norm has unit mean square, so that logits are Gaussian with variance D std^2, independent of the target.
+    """
+    return math.log(config.vocab_size) + config.d_model * INIT_STD**2 / 2
+
+
+def _stack(config: ModelConfig) -> nn.Module:
+    block = Block
+    if config.remat is not Remat.NONE:
+        policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if config.remat is Remat.DOTS else None
+        # Inside a loop nothing can be merged with the forward pass; unrolled, XLA would undo the recomputation.
+        block = nn.remat(Block, policy=policy, prevent_cse=config.unroll_layers)
+    return nn.scan(
+        block,
+        variable_axes={"params": 0},
+        split_rngs={"params": True},
+        in_axes=nn.broadcast,
+        length=config.n_layer,
+        unroll=config.n_layer if config.unroll_layers else 1,
+        metadata_params={nn.PARTITION_NAME: "layers"},
+    )(config, name="layers")
