@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from lm.base.errors import LmError, UsageError
 
@@ -40,7 +41,29 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _tokenize(parser: argparse.ArgumentParser) -> Runner:
+    """Turn text into a folder of token files, split by document into training and validation."""
+    parser.add_argument("inputs", nargs="+", metavar="INPUT", help="text file, folder, quoted glob, or 'stdlib'")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write")
+    parser.add_argument("--tokenizer", default="bytes", metavar="SPEC", help="'bytes' or a tokenizer.json")
+    parser.add_argument("--train-bpe", type=int, metavar="N", help="train a byte-level BPE of N tokens instead")
+    parser.add_argument("--validation-fraction", type=float, default=0.05, metavar="F", help="share of the documents")
+    parser.add_argument("--separator", metavar="S", help="splits .txt files into documents, e.g. '\\n\\n'")
+
+    def run(args: argparse.Namespace) -> None:
+        from lm.data.corpus import describe, tokenize
+
+        if args.train_bpe is not None and args.tokenizer != "bytes":
+            raise UsageError("--train-bpe makes a tokenizer and --tokenizer names one", do="Pass one of the two.")
+        tokenize(args.inputs, args.out, tokenizer=args.tokenizer, bpe_vocabulary=args.train_bpe,
+                 validation_fraction=args.validation_fraction, separator=args.separator)  # fmt: skip
+        print(describe(args.out))
+
+    return run
+
+
 COMMANDS: dict[str, tuple[Callable[[argparse.ArgumentParser], Runner], str]] = {}
+COMMANDS["tokenize"] = (_tokenize, "lm tokenize 'books/*.jsonl.xz' --out tokens --train-bpe 4096")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,314 @@
+"""A corpus: documents split into training and validation, tokenised once, found again by content.
+
+A document's side of the split is decided by the hash of its own text, so a duplicate is always on the same side and
+adding documents moves none.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from lm.base import config as base_config
+from lm.base import files, progress
+from lm.base.errors import RunError, UsageError
+from lm.data import sources, tokens
+from lm.data.config import DataConfig
+from lm.data.tokenizer import Tokenizer, load_tokenizer, train_bpe
+from lm.data.tokens import TokenFile, TokenWriter
+
+_MANIFEST = "corpus.json"
+_VERSION = 1  # of the stream's layout and of the split
+_BATCH_BYTES = 4_000_000  # of text handed to the tokenizer at once
+_BATCH_DOCUMENTS = 4096
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+    """What a run trains on and is measured on; `fingerprint` is that of the training text."""
+
+    train: TokenFile
+    validation: TokenFile
+    extra: dict[str, TokenFile]
+    tokenizer: Tokenizer
+
+    @property
+    def fingerprint(self) -> str:
+        return self.train.fingerprint
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """All that determines a folder of token files; its hash names the folder in a cache.
+
+    `contents` are the SHA-256 of the source files in order; `validation_fraction` is None where every document goes
+    into one file; `train_bpe` is the vocabulary of a tokenizer trained on the training documents, or None.
+    """
+
+    contents: tuple[str, ...]
+    separator: str | None
+    validation_fraction: float | None
+    tokenizer: str | None
+    train_bpe: int | None = None
+    version: int = _VERSION
+
+
+def prepare(config: DataConfig, cache: Path) -> Corpus:
+    """Opens the corpus that `config` names, tokenising its text into `cache` unless that was done before.
+
+    A corpus folder written by `lm tokenize` is opened as it is. With `validation_fraction` 0 the first extra set is
+    the validation set. Any number of processes may call this at once.
+
+    Raises:
+      UsageError: no such text, text that cannot be read, a split with an empty side, a tokenizer or split other than
+        the folder's, or an extra set that shares documents with the training text.
+      RunError: damaged token files, or a full disk.
+    """
+    tokenizer = load_tokenizer(config.tokenizer)
+    if (Path(config.corpus) / _MANIFEST).is_file():
+        folder = _checked_folder(Path(config.corpus), config, tokenizer)
+    else:
+        paths = _find([config.corpus], config.separator)
+        folder = _cached(paths, config.separator, config.validation_fraction, tokenizer, cache)
+    train = TokenFile.open(folder / "train.bin")
+    extra = {}
+    for name, source in config.extra_validation.items():
+        held_out = TokenFile.open(
+            _cached(sources.find_files(source), config.separator, None, tokenizer, cache) / "text.bin"
+        )
+        _refuse_overlap(train, held_out, f"extra_validation.{name}")
+        extra[name] = held_out
+    if config.validation_fraction > 0:
+        validation = TokenFile.open(folder / "validation.bin")
+    elif extra:
+        validation = extra.pop(next(iter(extra)))
+    else:
+        raise UsageError("validation_fraction is 0 and there is no extra_validation", where="config.data",
+                         do="Set one of them: a run is measured on text that it does not train on.")  # fmt: skip
+    return Corpus(train, validation, extra, tokenizer)
+
+
+def tokenize(
+    inputs: Sequence[str],
+    out: Path,
+    *,
+    tokenizer: str = "bytes",
+    bpe_vocabulary: int | None = None,
+    validation_fraction: float = 0.05,
+    separator: str | None = None,
+) -> None:
+    """Tokenises text into the folder `out`, whole or not at all; the same request again finds it done.
+
+    With `bpe_vocabulary`, a byte-level BPE of that size is trained on the training documents and takes the place of
+    `tokenizer`. A tokenizer that is not 'bytes' is kept as `out/tokenizer.json`.
+
+    Raises:
+      UsageError: see `prepare`; or `out` holds something else.
+    """
+    paths = _find(inputs, separator)
+    known = None if bpe_vocabulary is not None else load_tokenizer(tokenizer)
+    recipe = _recipe(paths, separator, validation_fraction, known, bpe_vocabulary)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        if not (out / _MANIFEST).is_file() or _manifest(out)["key"] != base_config.content_hash(recipe):
+            raise UsageError("the folder holds something else", where=str(out), do="Name a new one, or delete it.")
+    else:
+        _write(paths, recipe, known, out)
+
+
+def describe(folder: Path) -> str:
+    """What is in a folder written by `tokenize`: a line for its tokenizer and one for each token file."""
+    tokenizer = _manifest(folder)["tokenizer"]
+    spec = folder / "tokenizer.json" if (folder / "tokenizer.json").is_file() else tokenizer["spec"]
+    lines = [f"tokenizer {spec}, fingerprint {tokenizer['fingerprint']}"]
+    for path in sorted(folder.glob("*.bin")):
+        file = TokenFile.open(path)
+        lines.append(
+            f"{path}: {file.tokens:,} tokens, {file.bytes:,} bytes, {file.bytes / file.tokens:.3f} bytes/token, "
+            f"{file.documents:,} documents, fingerprint {file.fingerprint}"
+        )
+    return "\n".join(lines)
+
+
+def _cached(
+    paths: Sequence[Path], separator: str | None, fraction: float | None, tokenizer: Tokenizer, cache: Path
+) -> Path:
+    recipe = _recipe(paths, separator, fraction, tokenizer, None)
+    folder = cache / base_config.content_hash(recipe)
+    if not folder.is_dir():
+        _write(paths, recipe, tokenizer, folder)
+    return folder
+
+
+def _recipe(
+    paths: Sequence[Path],
+    separator: str | None,
+    fraction: float | None,
+    tokenizer: Tokenizer | None,
+    bpe_vocabulary: int | None,
+) -> Recipe:
+    if fraction is not None and not 0 <= fraction < 1:
+        raise UsageError(f"validation_fraction is {fraction}", do="It is a share of the documents, from 0 to below 1.")
+    contents = tuple(f"{''.join(path.suffixes[-2:])} {files.sha256_file(path)}" for path in paths)
+    fingerprint = tokenizer.fingerprint if tokenizer else None
+    return Recipe(contents, separator, fraction, fingerprint, bpe_vocabulary)
+
+
+def _find(inputs: Sequence[str], separator: str | None) -> list[Path]:
+    paths = [path for source in inputs for path in sources.find_files(source)]
+    if separator is not None and not any(sources.splits_by_separator(path) for path in paths):
+        raise UsageError("a separator splits .txt files, and there is none", where=", ".join(inputs),
+                         do="Leave the separator out.")  # fmt: skip
+    return paths
+
+
+def _checked_folder(folder: Path, config: DataConfig, tokenizer: Tokenizer) -> Path:
+    manifest = _manifest(folder)
+    if manifest["tokenizer"]["fingerprint"] != tokenizer.fingerprint:
+        own = folder / "tokenizer.json"
+        spec = str(own) if own.is_file() else manifest["tokenizer"]["spec"]
+        raise UsageError(f"tokenised with another tokenizer than '{config.tokenizer}'", where=str(folder),
+                         do=f"Set data.tokenizer={spec}, or tokenise again.")  # fmt: skip
+    recipe = manifest["recipe"]
+    if recipe["validation_fraction"] != config.validation_fraction:
+        raise UsageError(f"split with validation_fraction {recipe['validation_fraction']}, not "
+                         f"{config.validation_fraction}", where=str(folder),
+                         do=f"Set data.validation_fraction={recipe['validation_fraction']}.")  # fmt: skip
+    if config.separator not in (None, recipe["separator"]) and not config.extra_validation:
+        raise UsageError(f"split by separator {recipe['separator']!r}, not {config.separator!r}", where=str(folder),
+                         do="Leave data.separator out.")  # fmt: skip
+    return folder
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    path = folder / _MANIFEST
+    try:
+        manifest = json.loads(path.read_text())
+        if manifest["recipe"]["version"] != _VERSION:
+            raise UsageError(f"written by version {manifest['recipe']['version']} of the format, this is {_VERSION}",
+                             where=str(path), do="Tokenise again.")  # fmt: skip
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunError(f"damaged: {error!r}", where=str(path), do="Delete the folder and tokenise again.") from error
+    return manifest
+
+
+def _refuse_overlap(train: TokenFile, held_out: TokenFile, where: str) -> None:
+    shared = len(set(train.document_digests).intersection(held_out.document_digests))
+    if shared:
+        raise UsageError(f"{shared} of its {held_out.documents} documents are training documents too", where=where,
+                         do="Take them out of one of the two.")  # fmt: skip
+
+
+def _write(paths: Sequence[Path], recipe: Recipe, known: Tokenizer | None, folder: Path) -> None:
+    with _whole_folder(folder) as part:
+        tokenizer = known or _train(paths, recipe, part / "tokenizer.json")
+        if known and known.spec != "bytes":
+            shutil.copyfile(known.spec.partition("#")[0], part / "tokenizer.json")
+        _write_tokens(paths, recipe, tokenizer, part)
+        manifest = {
+            "key": base_config.content_hash(recipe),
+            "recipe": base_config.to_dict(recipe),
+            # A trained one is named by where it ends up, not by the folder that is about to be renamed.
+            "tokenizer": {"spec": known.spec if known else "tokenizer.json", "fingerprint": tokenizer.fingerprint},
+            "sources": [path.name for path in paths],
+        }
+        files.write_json(part / _MANIFEST, manifest)
+
+
+def _train(paths: Sequence[Path], recipe: Recipe, path: Path) -> Tokenizer:
+    assert recipe.train_bpe is not None
+    texts = (text for text in _documents(paths, recipe, "reading") if not _held_out(text, recipe.validation_fraction))
+    train_bpe(texts, recipe.train_bpe, path)
+    return load_tokenizer(str(path))
+
+
+def _write_tokens(paths: Sequence[Path], recipe: Recipe, tokenizer: Tokenizer, folder: Path) -> None:
+    if recipe.validation_fraction is None:
+        names = ["text"]
+    else:
+        names = ["train", "validation"] if recipe.validation_fraction else ["train"]
+    smallest = 1.0
+    with contextlib.ExitStack() as stack:
+        writers = [stack.enter_context(TokenWriter(folder / f"{name}.bin", tokenizer)) for name in names]
+        for texts in _batches(_documents(paths, recipe, "tokenising")):
+            ids = tokenizer.encode_batch(texts)
+            sides = [_held_out(text, recipe.validation_fraction) for text in texts]
+            smallest = min(smallest, *(_position(text) for text in texts))
+            for side, writer in enumerate(writers):
+                chosen = [i for i, held_out in enumerate(sides) if held_out == side]
+                writer.append([texts[i] for i in chosen], [ids[i] for i in chosen])
+        _refuse_empty(writers, paths, recipe, smallest)
+
+
+def _refuse_empty(writers: Sequence[TokenWriter], paths: Sequence[Path], recipe: Recipe, smallest: float) -> None:
+    total = sum(writer.documents for writer in writers)
+    where = f"{paths[0]} and {len(paths) - 1} more" if len(paths) > 1 else str(paths[0])
+    if total == 0:
+        raise UsageError("there is no text in it", where=where)
+    if all(writer.documents for writer in writers):
+        return
+    fraction, empty = recipe.validation_fraction, "training" if not writers[0].documents else "validation"
+    if total > 1 and empty == "validation":
+        do = f"Hold out more (validation_fraction {smallest * 1.01 + 1e-3:.3f} holds out at least one), "
+    else:
+        do = "Split it with a separator, "
+    raise UsageError(f"validation_fraction {fraction} of {total} document(s) leaves no {empty} document", where=where,
+                     do=do + "or set validation_fraction 0 and name an extra validation text.")  # fmt: skip
+
+
+def _documents(paths: Sequence[Path], recipe: Recipe, verb: str) -> Iterator[str]:
+    size = 0
+    with progress.bar(verb, total=len(paths)) as bar:
+        for done, path in enumerate(paths):
+            for text in sources.read_file(path, recipe.separator):
+                size += len(text)
+                bar.update(done, f"files, {size / 1e6:.1f} M characters")
+                yield text
+        bar.update(len(paths), f"files, {size / 1e6:.1f} M characters")
+
+
+def _batches(documents: Iterator[str]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    size = 0
+    for text in documents:
+        batch.append(text)
+        size += len(text)
+        if size >= _BATCH_BYTES or len(batch) == _BATCH_DOCUMENTS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _position(text: str) -> float:
+    """Where a document lies in [0, 1) by its own text; those below `validation_fraction` are held out."""
+    return int(tokens.digest(text.encode()), 16) / 2.0**64
+
+
+def _held_out(text: str, fraction: float | None) -> bool:
+    return fraction is not None and _position(text) < fraction
+
+
+@contextlib.contextmanager
+def _whole_folder(folder: Path) -> Iterator[Path]:
+    """A temporary folder that takes its name only when the block ends well; a whole one that was faster is kept."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}.", suffix=".part"))
+    except OSError as error:
+        raise RunError(f"cannot be written: {error.strerror}", where=str(folder)) from error
+    try:
+        part = temporary / "whole"  # a folder of its own: mkdtemp's is closed to everyone else
+        part.mkdir()
+        yield part
+        try:
+            os.rename(part, folder)
+        except OSError:
+            if not (folder / _MANIFEST).is_file():
+                raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
