@@ -1,0 +1,247 @@
+"""Checkpoints of a run: saved while training goes on, proved whole before they are trusted.
+
+A checkpoint is the folder `<path>/<step>/` with two Orbax items: `state` (the train state, a tree of arrays) and
+`meta` (JSON: whatever the caller needs in order to continue), and the seal of `lm.run.integrity`. It is written under
+a temporary name and renamed when complete; the oldest is removed only after that.
+"""
+
+import contextlib
+import dataclasses
+import errno
+import logging
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
+
+from lm.base.errors import LmError, RunError, UsageError
+from lm.base.files import disk_full
+from lm.run import integrity
+
+Tree = TypeVar("Tree")
+_log = logging.getLogger(__name__)
+
+# Orbax reports each phase, and each error that it raises, to absl's logger as well: errors reach the user through us.
+logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored(Generic[Tree]):
+    """What a checkpoint gave back, and which newer ones were passed over."""
+
+    step: int
+    state: Tree
+    meta: dict[str, Any]
+    skipped: list[str]  # one line a checkpoint: which and why
+
+
+class Checkpoints:
+    """The checkpoints of one run, written by this process (or by all processes that train the run together).
+
+    Args:
+      path: the folder; made when absent. What an interrupted save left in it is removed.
+      keep: how many of the newest are kept.
+    """
+
+    def __init__(self, path: Path | str, keep: int):
+        self.path = Path(path).resolve()
+        self._keep = keep
+        self._manager = _manager(self.path, max_to_keep=keep, cleanup_tmp_directories=True)
+
+    def save(self, step: int, state: Any, meta: Mapping[str, Any]) -> None:
+        """Begins to save and returns once the arrays are copied: `state` may be donated to the next step at once.
+
+        A step that is saved already is left as it is: a run's state at a step does not change.
+
+        Raises:
+          RunError: an earlier save failed, for instance on a full disk. The checkpoints before it are untouched.
+        """
+        items = ocp.args.Composite(state=ocp.args.PyTreeSave(state), meta=ocp.args.JsonSave(dict(meta)))
+        with self._told():
+            if step not in self._manager.all_steps():
+                self._manager.save(step, args=items, force=True)
+
+    def wait(self) -> None:
+        """Returns when everything saved is on the disk. Raises as `save`."""
+        with self._told():
+            self._manager.wait_until_finished()
+
+    def close(self) -> None:
+        """Waits and ends the background threads. Raises as `save`."""
+        with self._told():
+            self._manager.close()
+
+    def restore_latest(
+        self, abstract_state: Tree, accept: Callable[[dict[str, Any]], None] | None = None
+    ) -> Restored[Tree] | None:
+        """The newest checkpoint that is whole, or None when there is none at all.
+
+        Newer ones that are passed over are renamed `<step>.corrupt`, so that the run can save at these steps again.
+
+        Args:
+          abstract_state: the tree of `jax.ShapeDtypeStruct`, with shardings, that the state comes back as.
+          accept: called with a checkpoint's meta; an `LmError` that it raises makes the search go on to an older one.
+
+        Raises:
+          RunError: checkpoints exist and none can be used (nothing is renamed then), or the state in them has other
+            leaves, shapes or types than `abstract_state`.
+        """
+        steps = _steps(self.path)
+        if not steps:
+            return None
+        found = _newest_whole(self._manager, self.path, steps, accept)
+        state = _read(self._manager, self.path, found.step, abstract_state)
+        self._set_aside(found.skipped)
+        return Restored(found.step, state, found.meta, list(found.skipped.values()))
+
+    def _set_aside(self, steps: Iterable[int]) -> None:
+        if not steps:
+            return
+        self._manager.close()
+        if jax.process_index() == 0:
+            for step in steps:
+                aside = self.path / f"{step}.corrupt"
+                shutil.rmtree(aside, ignore_errors=True)
+                (self.path / str(step)).rename(aside)
+        multihost_utils.sync_global_devices("checkpoints set aside")
+        self._manager = _manager(self.path, max_to_keep=self._keep, cleanup_tmp_directories=True)
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """Turns what Orbax and TensorStore raise from their threads into one line."""
+        try:
+            yield
+        except (OSError, ValueError, RuntimeError) as error:
+            if _is_disk_full(error):
+                raise disk_full(self.path) from error
+            raise RunError(f"a checkpoint could not be saved: {_one_line(error)}", where=str(self.path)) from error
+
+
+def latest_step(path: Path | str) -> int | None:
+    """The newest step that a checkpoint in `path` was completed at, whole or not by now; None without any."""
+    return max(_steps(Path(path)), default=None)
+
+
+def load_params(path: Path | str, abstract_params: Tree) -> Tree:
+    """The tree under `params` of the newest whole checkpoint in `path`, without reading the rest of the state.
+
+    A newer checkpoint that is not whole is named in a logged warning; nothing is renamed or written.
+
+    Args:
+      path: the `checkpoints` folder of a run, which may be going on.
+      abstract_params: the tree of `jax.ShapeDtypeStruct`, with shardings, that the parameters come back as.
+
+    Raises:
+      UsageError: there are no checkpoints.
+      RunError: none is whole, or the parameters have other leaves, shapes or types than `abstract_params`.
+    """
+    path = Path(path).resolve()
+    steps = _steps(path)
+    if not steps:
+        raise UsageError("there is no checkpoint", where=str(path), do="Name a run that has saved one.")
+    with _manager(path, read_only=True) as manager:
+        found = _newest_whole(manager, path, steps, None)
+        for line in found.skipped.values():
+            _log.warning("%s: %s", path, line)
+        return _read(manager, path, found.step, {"params": abstract_params}, partial=True)["params"]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Found:
+    step: int
+    meta: dict[str, Any]
+    skipped: dict[int, str]
+
+
+def _newest_whole(
+    manager: ocp.CheckpointManager, path: Path, steps: Iterable[int], accept: Callable[[dict[str, Any]], None] | None
+) -> _Found:
+    skipped: dict[int, str] = {}
+    for step in sorted(steps, reverse=True):
+        why = _agreed(integrity.defect, path / str(step))
+        if why is None:
+            meta = manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
+            why = None if accept is None else _agreed(_refusal, accept, meta)
+            if why is None:
+                return _Found(step, meta, skipped)
+        skipped[step] = f"checkpoint {step} is passed over: {why}"
+    raise RunError(
+        "no checkpoint can be used: " + "; ".join(skipped.values()),
+        where=str(path),
+        do="Begin again with another --workdir.",
+    )
+
+
+def _agreed(judge: Callable[..., str | None], *what: Any) -> str | None:
+    """Process 0 judges, for all: each must go on to the same checkpoint, and only process 0 need see every file."""
+    if jax.process_count() == 1:
+        return judge(*what)
+    why = judge(*what) if jax.process_index() == 0 else None
+    passed_over = multihost_utils.broadcast_one_to_all(np.int32(why is not None))
+    return (why or "process 0 says why") if passed_over else None
+
+
+def _refusal(accept: Callable[[dict[str, Any]], None], meta: dict[str, Any]) -> str | None:
+    try:
+        accept(meta)
+    except LmError as error:
+        return str(error)
+    return None
+
+
+def _read(manager: ocp.CheckpointManager, path: Path, step: int, abstract: Any, *, partial: bool = False) -> Any:
+    """Restores the leaves of `abstract`, which must all be there as they are: Orbax would cast a type silently."""
+    recorded = _leaves(manager.item_metadata(step)["state"].tree)
+    asked = _leaves(abstract)
+    wrong = [
+        f"{name} is {recorded.get(name, 'missing')}, not {kind}"
+        for name, kind in asked.items()
+        if recorded.get(name) != kind
+    ]
+    if not partial:
+        wrong += [f"{name} is not expected" for name in recorded if name not in asked]
+    if wrong:
+        raise RunError(
+            "the state in the checkpoint is another: " + "; ".join(wrong[:5]),
+            where=str(path / str(step)),
+            do="Continue it with the model, optimizer and version of the code that wrote it.",
+        )
+    restore = ocp.args.PyTreeRestore(
+        item=abstract, restore_args=ocp.checkpoint_utils.construct_restore_args(abstract), partial_restore=partial
+    )
+    return manager.restore(step, args=ocp.args.Composite(state=restore))["state"]
+
+
+def _leaves(tree: Any) -> dict[str, str]:
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): f"{np.dtype(leaf.dtype).name}{list(leaf.shape)}"
+        for path, leaf in leaves
+    }
+
+
+def _manager(path: Path, **options: Any) -> ocp.CheckpointManager:
+    return ocp.CheckpointManager(
+        path,
+        item_handlers={"state": ocp.PyTreeCheckpointHandler(), "meta": ocp.JsonCheckpointHandler()},
+        options=ocp.CheckpointManagerOptions(temporary_path_class=integrity.SealedPath, **options),
+    )
+
+
+def _steps(path: Path) -> list[int]:
+    return [int(child.name) for child in path.iterdir() if child.name.isdigit()] if path.is_dir() else []
+
+
+def _is_disk_full(error: BaseException) -> bool:
+    # TensorStore reports the errno only in its text.
+    texts = ("No space left on device", "Disk quota exceeded")
+    return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or any(text in str(error) for text in texts)
+
+
+def _one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"

@@ -1,0 +1,133 @@
+"""The run folder: what lies where, who may continue it, and its log."""
+
+import dataclasses
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lm.base.config import differences, to_dict
+from lm.base.errors import UsageError
+from lm.base.files import write_json
+
+MAY_CHANGE = ("checkpoint_every", "checkpoints_kept")
+
+
+@dataclasses.dataclass(frozen=True)
+class RunFolder:
+    """One run on disk; every other room asks here for a path."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        """The whole resolved configuration, and the fingerprints of what the run reads."""
+        return self.path / "config.json"
+
+    @property
+    def metrics(self) -> Path:
+        """A row per logged step and per evaluation: only what the same run gives again, bit for bit."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def timing(self) -> Path:
+        """Everything that a clock said."""
+        return self.path / "timing.jsonl"
+
+    @property
+    def result(self) -> Path:
+        """The run's row of the run table, written when it has finished."""
+        return self.path / "result.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Orbax checkpoints, a folder a step."""
+        return self.path / "checkpoints"
+
+    @property
+    def log(self) -> Path:
+        """What was said on the way, with the time."""
+        return self.path / "log.txt"
+
+    @property
+    def tensorboard(self) -> Path:
+        """TensorBoard event files."""
+        return self.path / "tensorboard"
+
+    def read_config(self) -> dict[str, Any]:
+        """What `config.json` holds: `{"config": ..., "identity": ...}`.
+
+        Raises:
+          UsageError: the file is missing or is not such JSON.
+        """
+        if not self.config.is_file():
+            raise UsageError("this is not a run folder: it has no config.json", where=str(self.path))
+        try:
+            recorded = json.loads(self.config.read_text())
+            return {"config": recorded["config"], "identity": recorded["identity"]}
+        except (ValueError, KeyError, TypeError) as error:
+            raise UsageError(f"not the record of a run ({error})", where=str(self.config)) from error
+
+
+def open_run(path: Path | str, config: Any, identity: Mapping[str, str]) -> RunFolder:
+    """Makes the run folder `path`, or checks that an existing one holds this very run.
+
+    Args:
+      path: the folder; made when absent.
+      config: the resolved configuration, a dataclass or plain nested dicts.
+      identity: fingerprints of what the run reads (corpus, tokenizer, ...), by name.
+
+    Only `checkpoint_every` and `checkpoints_kept` may differ from what the folder records: they change no number.
+    The file then takes the new values.
+
+    Raises:
+      UsageError: another leaf or fingerprint differs (each is listed), or the folder holds something else.
+    """
+    folder = RunFolder(Path(path))
+    asked = {"config": to_dict(config), "identity": dict(identity)}
+    folder.path.mkdir(parents=True, exist_ok=True)
+    if not folder.config.exists():
+        _refuse_strangers(folder)
+        write_json(folder.config, asked)
+        return folder
+    recorded = folder.read_config()
+    changed = differences(_numbers(recorded["config"]), _numbers(asked["config"]), "config")
+    changed += differences(recorded["identity"], asked["identity"], "identity")
+    if changed:
+        raise UsageError(
+            "this folder holds a run of another configuration or corpus: " + "; ".join(changed),
+            where=str(folder.path),
+            do="Use another --workdir, or the configuration that the folder was made with.",
+        )
+    if recorded != asked:
+        write_json(folder.config, asked)
+    return folder
+
+
+def log_to(folder: RunFolder, logger: logging.Logger) -> logging.Handler:
+    """Appends `logger`'s records (INFO and above) to `log.txt`, each with date and time; returns the handler."""
+    handler = logging.FileHandler(folder.log)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    if logger.getEffectiveLevel() > logging.INFO:
+        logger.setLevel(logging.INFO)
+    return handler
+
+
+def _numbers(config: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in config.items() if name not in MAY_CHANGE}
+
+
+def _refuse_strangers(folder: RunFolder) -> None:
+    # A lock, a log and the leavings of an interrupted write (all hidden but the log) may come before config.json.
+    strangers = sorted(
+        child.name for child in folder.path.iterdir() if not child.name.startswith(".") and child != folder.log
+    )
+    if strangers:
+        raise UsageError(
+            f"the folder has no config.json but holds {', '.join(strangers[:3])}",
+            where=str(folder.path),
+            do="Choose an empty or new --workdir.",
+        )
