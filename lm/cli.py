@@ -66,5 +66,63 @@ COMMANDS: dict[str, tuple[Callable[[argparse.ArgumentParser], Runner], str]] = {
 COMMANDS["tokenize"] = (_tokenize, "lm tokenize 'books/*.jsonl.xz' --out tokens --train-bpe 4096")
 
 
+def _fit(parser: argparse.ArgumentParser) -> Runner:
+    """Fits a law with intervals, a certificate and IsoFLOP optima to a run table or anybody's CSV, JSONL or Parquet."""
+    parser.add_argument("table", metavar="FILE", help="CSV, TSV, JSONL or Parquet")
+    for flag, meaning in (("n", "parameters"), ("d", "tokens"), ("c", "FLOP"), ("loss", "loss, nats/token")):
+        parser.add_argument(f"--{flag}", metavar="COL", help=f"column of {meaning}; of n, d and c two are enough (c = 6 n d)")
+    parser.add_argument("--where", metavar="EXPR", help="rows to use, a pandas query")
+    parser.add_argument("--law", default="hoffmann", help="law to fit (default hoffmann)")
+    parser.add_argument("--others", metavar="LAW,LAW", default="", help="laws to fit beside it")
+    parser.add_argument("--objective", default="huber_log",
+                        help="huber_log (delta 1e-3), huber_log:DELTA, log_least_squares or log_absolute")
+    parser.add_argument("--pin", metavar="NAME=VALUE", action="append", default=[], help="hold a parameter fixed")
+    parser.add_argument("--cluster", metavar="COL", help="resample whole clusters of rows, not rows")
+    parser.add_argument("--resampling", choices=["point", "residual"], help="default: point, residual under 40 points")
+    parser.add_argument("--interval", choices=["percentile", "bca"], default="percentile")
+    parser.add_argument("--bootstrap", metavar="K", type=int, default=1000, help="resamples (default 1000)")
+    parser.add_argument("--seed", metavar="S", type=int, default=0)
+    parser.add_argument("--budget", metavar="FLOP", type=float, action="append", default=[], help="budget to give optima for")
+    parser.add_argument("--out", metavar="FILE", help="where fit.json goes")
+
+    def run(args: argparse.Namespace) -> None:
+        from lm.scaling import command
+        command.fit(args)
+
+    return run
+
+
+def _predict(parser: argparse.ArgumentParser) -> Runner:
+    """Predicts the loss of a run from a fit, with the interval of the mean and a prediction interval."""
+    parser.add_argument("--fit", required=True, metavar="FILE", help="fit.json of `lm fit`")
+    parser.add_argument("--n", required=True, type=float, help="parameters, as the fit counts them")
+    parser.add_argument("--d", required=True, type=float, help="tokens")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+    def run(args: argparse.Namespace) -> None:
+        from lm.scaling import command
+        command.predict(args)
+
+    return run
+
+
+def _table(parser: argparse.ArgumentParser) -> Runner:
+    """Joins the finished runs under sweep folders into one table."""
+    parser.add_argument("folders", nargs="+", metavar="DIR")
+    parser.add_argument("--out", metavar="FILE", help="CSV to write (default: print it)")
+    parser.add_argument("--mixed", action="store_true", help="join rows of different corpora, tokenizers or evaluations")
+
+    def run(args: argparse.Namespace) -> None:
+        from lm.scaling import command
+        command.table(args)
+
+    return run
+
+
+COMMANDS["fit"] = (_fit, "lm fit runs.csv --n params --d tokens --loss loss --out fit.json")
+COMMANDS["predict"] = (_predict, "lm predict --fit fit.json --n 1e9 --d 2e10")
+COMMANDS["table"] = (_table, "lm table sweeps/quick --out table.csv")
+
+
 if __name__ == "__main__":
     sys.exit(main())

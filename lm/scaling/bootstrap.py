@@ -1,0 +1,94 @@
+"""Resamples of a fit and the intervals that come of them: by point, by cluster, by residual; percentile and BCa."""
+
+import dataclasses
+import enum
+
+import numpy as np
+
+from lm.base.errors import UsageError
+from lm.scaling.solve import Array, Problem, Solution, minimise
+
+LEVEL = 0.95
+FEW_POINTS = 40
+JACKKNIFE_GROUPS = 200
+
+
+class Resampling(enum.Enum):
+    """What is drawn with replacement."""
+
+    POINT = "point"
+    CLUSTER = "cluster"
+    RESIDUAL = "residual"
+
+
+class Interval(enum.Enum):
+    """How resamples become an interval."""
+
+    PERCENTILE = "percentile"
+    BCA = "bca"
+
+
+@dataclasses.dataclass(frozen=True)
+class Bootstrap:
+    """How many resamples of what kind; `clusters` are integer codes [points], needed for CLUSTER."""
+
+    resamples: int
+    kind: Resampling
+    seed: int
+    clusters: Array | None = None
+
+    def __post_init__(self) -> None:
+        if self.resamples < 0:
+            raise UsageError(f"{self.resamples} resamples", where="--bootstrap", do="Give 0 or more.")
+
+
+def draw(problem: Problem, answer: Array, spec: Bootstrap) -> Solution:
+    """Refits every resample from the answer [P]; all rows are solved at once."""
+    random = np.random.default_rng(spec.seed)
+    points, count = problem.log_loss.shape[-1], spec.resamples
+    start = np.repeat(answer[None], count, 0)
+    if spec.kind is Resampling.RESIDUAL:
+        predicted = problem.law.log_loss(answer, problem.logs)
+        residual = problem.log_loss - predicted
+        freedom = points - int(problem.free.sum())
+        residual = (residual - residual.mean()) * np.sqrt(points / max(freedom, 1))
+        drawn = predicted + residual[random.integers(points, size=(count, points))]
+        return minimise(dataclasses.replace(problem, log_loss=drawn), start)
+    codes = np.arange(points) if spec.clusters is None else spec.clusters
+    groups = int(codes.max()) + 1
+    weights = random.multinomial(groups, np.full(groups, 1 / groups), size=count).astype(np.float64)[:, codes]
+    return minimise(dataclasses.replace(problem, weights=weights), start)
+
+
+def jackknife(problem: Problem, answer: Array, spec: Bootstrap) -> Array:
+    """Answers [groups, P] with one point (or cluster, or one of at most 200 groups) left out, for BCa."""
+    points = problem.log_loss.shape[-1]
+    codes = np.arange(points) if spec.clusters is None else spec.clusters
+    groups = min(int(codes.max()) + 1, JACKKNIFE_GROUPS)
+    weights = (codes[None] % groups != np.arange(groups)[:, None]).astype(np.float64)
+    return minimise(dataclasses.replace(problem, weights=weights), np.repeat(answer[None], groups, 0)).theta
+
+
+def interval(
+    samples: Array, estimate: float, left_out: Array | None, kind: Interval, level: float = LEVEL
+) -> tuple[float, float]:
+    """The two-sided interval of a scalar from its resampled values [R] (and, for BCa, its jackknife values [groups])."""
+    low, high = (1 - level) / 2, (1 + level) / 2
+    if kind is Interval.BCA and left_out is not None:
+        low, high = _bca_levels(samples, estimate, left_out, (low, high))
+    found = np.quantile(samples, [low, high])
+    return float(found[0]), float(found[1])
+
+
+def _bca_levels(samples: Array, estimate: float, left_out: Array, levels: tuple[float, float]) -> tuple[float, float]:
+    """Bias-corrected and accelerated levels (Efron 1987)."""
+    from scipy.special import ndtr, ndtri
+
+    below = np.mean(samples < estimate) + 0.5 * np.mean(samples == estimate)
+    bias = ndtri(np.clip(below, 1 / (len(samples) + 1), len(samples) / (len(samples) + 1)))
+    deviation = left_out.mean() - left_out
+    spread = np.sum(deviation**2) ** 1.5
+    acceleration = np.sum(deviation**3) / (6 * spread) if spread > 0 else 0.0
+    z = bias + ndtri(np.array(levels))
+    adjusted = ndtr(bias + z / (1 - acceleration * z))
+    return float(adjusted[0]), float(adjusted[1])

@@ -1,0 +1,147 @@
+"""Whether the answer of a fit is one: its gradient, other starts, a second solver, bounds. A failure is said first."""
+
+import dataclasses
+
+import numpy as np
+
+from lm.scaling.solve import Array, Problem, Solution
+
+GRADIENT_LIMIT = 1e-6
+AGREEMENT = 1e-6
+SECOND_SOLVER_STARTS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Certificate:
+    """The evidence for one fit; `failures` is empty when it holds.
+
+    `scaled_gradient` is the worst parameter's sum of pulls over the sum of their sizes; for least absolute deviations
+    `subgradient` (the largest multiplier needed on the points that are met exactly, at most 1) stands in its place.
+    `second_solver` is the relative gap of the objective that SciPy's solver ended with (negative: it found a lower one).
+    """
+
+    passed: bool
+    failures: tuple[str, ...]
+    scaled_gradient: float
+    subgradient: float | None
+    starts: int
+    starts_agreeing: float
+    second_solver: str
+    second_solver_gap: float
+    dtype: str
+    objective: float
+    objective_scale: float
+    points: int
+    points_beyond_delta: int
+    answer_equals_start: bool
+    on_bound: tuple[str, ...]
+
+
+def certify(problem: Problem, solution: Solution, best: int, starts: Array) -> Certificate:
+    """The certificate of row `best` of a solution from several `starts` [S, P]."""
+    theta, value = solution.theta[best], float(solution.value[best])
+    residual = problem.log_loss - problem.law.log_loss(theta, problem.logs)
+    agreeing = float(np.mean(solution.value <= value + AGREEMENT * (value + 1e-12)))
+    on_bound = tuple(
+        name
+        for name, at, low, high, free in zip(
+            problem.law.parameters, theta, problem.low, problem.high, problem.free, strict=True
+        )
+        if free and not low < at < high
+    )
+    equals_start = bool(np.any(np.all(np.abs(starts - theta) < 1e-9, axis=-1))) and bool(problem.free.any())
+    absolute = problem.objective.delta == 0
+    solver, other = _second(problem, theta, solution, starts)
+    gap = (other - value) / max(value, 1e-12)
+    subgradient = _subgradient(problem, theta, residual) if absolute else None
+    gradient = float(solution.gradient[best])
+    failures = []
+    if subgradient is not None and subgradient > 1 + 1e-4:
+        failures.append(f"no subgradient vanishes (multiplier {subgradient:.3g} > 1)")
+    if subgradient is None and gradient > GRADIENT_LIMIT:
+        failures.append(f"scaled gradient {gradient:.1e} is over {GRADIENT_LIMIT:.0e}")
+    if gap < -AGREEMENT:
+        failures.append(f"{solver} found an objective {-gap:.1e} lower")
+    if equals_start:
+        failures.append("the answer equals a start")
+    if on_bound:
+        failures.append(f"on a bound: {', '.join(on_bound)}")
+    if np.sum(solution.value <= value + AGREEMENT * (value + 1e-12)) < 2:
+        failures.append("no second start agrees")
+    return Certificate(
+        not failures,
+        tuple(failures),
+        gradient,
+        subgradient,
+        len(starts),
+        agreeing,
+        solver,
+        float(gap),
+        str(theta.dtype),
+        value,
+        problem.objective.scale,
+        len(residual),
+        int(np.sum(np.abs(residual) > problem.objective.delta)),
+        equals_start,
+        on_bound,
+    )
+
+
+def _second(problem: Problem, theta: Array, solution: Solution, starts: Array) -> tuple[str, float]:
+    """The lowest objective that SciPy reaches by itself, in the objective's own units.
+
+    BFGS from the starts with the lowest objectives; least absolute deviations, which have no gradient at the answer,
+    are checked by the linear program of the linearised law around it.
+    """
+    if problem.objective.delta == 0:
+        return "linprog (highs)", _linear_program(problem, theta)
+    from scipy.optimize import minimize
+
+    free, scale, delta = problem.free, problem.objective.scale, problem.objective.delta
+
+    def fun(moving: Array) -> tuple[float, Array]:
+        full = np.array(theta)
+        full[free] = moving
+        full = np.clip(full, problem.low - 5, problem.high + 5)
+        predicted, jacobian = problem.law.log_loss_and_jacobian(full[None], problem.logs)
+        residual = problem.log_loss - predicted[0]
+        slope = np.clip(residual, -delta, delta)
+        return float(problem.objective.value(residual)) * scale, -(jacobian[0] @ slope)[free] * scale
+
+    order = np.argsort(problem.value(starts))[:SECOND_SOLVER_STARTS]
+    ended = [
+        minimize(fun, starts[k][free], jac=True, method="BFGS", options={"gtol": 1e-8, "maxiter": 500}).fun
+        for k in order
+    ]
+    return "scipy BFGS", float(min(ended)) / scale
+
+
+def _linear_program(problem: Problem, theta: Array) -> float:
+    from scipy.optimize import linprog
+
+    predicted, jacobian = problem.law.log_loss_and_jacobian(theta[None], problem.logs)
+    slopes, residual = jacobian[0][problem.free].T, problem.log_loss - predicted[0]
+    points, moving = slopes.shape
+    identity = np.eye(points)
+    result = linprog(
+        np.concatenate([np.zeros(moving), np.ones(2 * points)]),
+        A_eq=np.hstack([slopes, identity, -identity]),
+        b_eq=residual,
+        bounds=[(-1e-3, 1e-3)] * moving + [(0, None)] * (2 * points),
+        method="highs",
+    )
+    if result.status != 0:
+        return float(problem.value(theta[None])[0])
+    # The program's optimum is a bound for the linearised law only: what counts is the law itself at that point.
+    moved = np.array(theta)
+    moved[problem.free] += result.x[:moving]
+    return float(problem.value(moved[None])[0])
+
+
+def _subgradient(problem: Problem, theta: Array, residual: Array) -> float:
+    _, jacobian = problem.law.log_loss_and_jacobian(theta[None], problem.logs)
+    slopes = jacobian[0][problem.free]
+    met = np.argsort(np.abs(residual))[: len(slopes)]
+    signs = np.sign(residual)
+    signs[met] = 0
+    return float(np.abs(np.linalg.lstsq(slopes[:, met], -slopes @ signs, rcond=None)[0]).max())

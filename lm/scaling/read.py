@@ -1,0 +1,286 @@
+"""Anybody's table in, checked float64 points out: nothing is dropped without a word."""
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lm.base.config import nearest
+from lm.base.errors import UsageError
+
+if TYPE_CHECKING:
+    import pandas
+
+Array = np.ndarray
+
+FINGERPRINTS = ("corpus", "tokenizer", "evaluation")
+CONVENTION = "c = 6 n d"
+MIN_STEPS = 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class Columns:
+    """Which column of a table holds what; of `n`, `d` and `c` one may be None and follows from c = 6 n d.
+
+    The defaults are the names of our own run table.
+    """
+
+    n: str | None = "params_total"
+    d: str | None = "tokens"
+    c: str | None = "flops_matmul"
+    loss: str = "loss"
+
+
+@dataclasses.dataclass(frozen=True)
+class Points:
+    """The checked points of a fit: float64 arrays of shape [points] (parameters, tokens, FLOP, nats/token).
+
+    `table` keeps the rows they came from, in the same order; `conventions` says where each quantity came from.
+    """
+
+    n: Array
+    d: Array
+    c: Array
+    loss: Array
+    table: "pandas.DataFrame"
+    columns: Columns
+    conventions: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.loss)
+
+    @property
+    def flops_per_nd(self) -> float:
+        """The factor k of c = k n d: the geometric mean over the points (6 when c was derived)."""
+        return float(np.exp(np.mean(np.log(self.c) - np.log(self.n) - np.log(self.d))))
+
+
+def read_table(path: Path | str) -> "pandas.DataFrame":
+    """Reads a CSV, TSV, JSON-lines or Parquet file (by its ending, `.gz` and `.xz` too).
+
+    Raises:
+      UsageError: no such file, an unknown ending, or a file that does not parse.
+    """
+    import pandas
+
+    path = Path(path)
+    if not path.is_file():
+        raise UsageError("there is no such table", where=str(path), do="Pass a CSV, JSONL or Parquet file.")
+    endings = [ending for ending in path.suffixes if ending not in (".gz", ".xz")]
+    kind = endings[-1].lower() if endings else ""
+    readers = {
+        ".csv": pandas.read_csv,
+        ".tsv": lambda file: pandas.read_csv(file, sep="\t"),
+        ".jsonl": lambda file: pandas.read_json(file, lines=True),
+        ".parquet": pandas.read_parquet,
+    }
+    if kind not in readers:
+        raise UsageError(
+            f"do not know how to read '{kind or path.name}'", where=str(path), do=f"Known: {', '.join(readers)}."
+        )
+    try:
+        table = readers[kind](path)
+    except (ValueError, OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"is not a readable {kind[1:]} file: {_one_line(error)}", where=str(path)) from error
+    if len(table) == 0:
+        raise UsageError("the table has no rows", where=str(path))
+    return table
+
+
+def sha256_table(table: "pandas.DataFrame") -> str:
+    """The SHA-256 of a table's values as CSV, in hex: what `fit.json` names its data by."""
+    return hashlib.sha256(table.to_csv(index=False).encode()).hexdigest()
+
+
+def select(table: "pandas.DataFrame", where: str | None) -> "pandas.DataFrame":
+    """The rows for which the pandas query `where` holds, each keeping its row number (from 1) as index label.
+
+    Raises:
+      UsageError: the expression does not evaluate to rows, or no row is left.
+    """
+    table = table.set_axis(np.arange(1, len(table) + 1), axis=0)
+    if where is None:
+        return table
+    try:
+        chosen = table.query(where)
+    except Exception as error:  # noqa: BLE001  (a query evaluates the user's text: anything can come out of it)
+        raise UsageError(
+            f"'{where}' does not evaluate: {_one_line(error)}",
+            where="--where",
+            do=f"Columns: {', '.join(map(str, table.columns))}.",
+        ) from error
+    if len(chosen) == 0:
+        raise UsageError(f"no row of {len(table)} satisfies '{where}'", where="--where")
+    return chosen
+
+
+def points(table: "pandas.DataFrame", columns: Columns, where: str | None = None) -> Points:
+    """Maps, casts to float64 and checks; every refusal names the rows (the first data row is row 1).
+
+    Raises:
+      UsageError: a missing column, a value that is no positive number, mixed fingerprints, or units plainly off.
+    """
+    chosen = select(table, where)
+    for name in FINGERPRINTS:
+        if name in chosen and chosen[name].nunique(dropna=False) > 1:
+            raise UsageError(
+                f"{chosen[name].nunique(dropna=False)} different values: losses with different fingerprints "
+                "are never compared",
+                where=f"column '{name}'",
+                do=f"Choose one with --where \"{name} == '...'\".",
+            )
+    given = {key: name for key, name in (("n", columns.n), ("d", columns.d), ("c", columns.c)) if name is not None}
+    if len(given) < 2:
+        raise UsageError(
+            "two of --n, --d and --c are needed", where="columns", do=f"The third follows from {CONVENTION}."
+        )
+    values = {key: _numbers(chosen, name, f"--{key}") for key, name in given.items()}
+    loss = _numbers(chosen, columns.loss, "--loss")
+    conventions = [f"{key}: column '{name}'" for key, name in given.items()] + [
+        f"loss: column '{columns.loss}', nats/token"
+    ]
+    missing = ({"n", "d", "c"} - set(given)).pop() if len(given) == 2 else None
+    if missing:
+        values[missing] = {
+            "n": lambda: values["c"] / (6 * values["d"]),
+            "d": lambda: values["c"] / (6 * values["n"]),
+            "c": lambda: 6 * values["n"] * values["d"],
+        }[missing]()
+        conventions.append(f"{missing}: from {CONVENTION}")
+    _check_units(values, loss, chosen, columns)
+    return Points(
+        values["n"],
+        values["d"],
+        values["c"],
+        loss,
+        chosen,
+        columns,
+        tuple(conventions),
+        tuple(_warnings(values, loss, chosen)),
+    )
+
+
+def cluster_codes(chosen: "pandas.DataFrame", name: str) -> Array:
+    """Integer codes [points] of a column's values, for a bootstrap by cluster.
+
+    Raises:
+      UsageError: no such column, a missing value, or fewer than two clusters.
+    """
+    _require(chosen, name, "--cluster")
+    if chosen[name].isna().any():
+        raise UsageError(f"no value in {rows(chosen[name].isna().to_numpy(), chosen)}", where=f"column '{name}'")
+    codes = np.unique(chosen[name].astype(str).to_numpy(), return_inverse=True)[1]
+    if codes.max() < 1:
+        raise UsageError("all rows are in one cluster", where=f"column '{name}'", do="Choose another column, or none.")
+    return codes
+
+
+def rows(mask: Array, table: "pandas.DataFrame") -> str:
+    """'rows 3, 17' for the rows where `mask` [points] holds; a long list is cut and counted."""
+    labels = [str(label) for label in table.index[np.asarray(mask, bool)]]
+    shown = ", ".join(labels[:8]) + (f" and {len(labels) - 8} more" if len(labels) > 8 else "")
+    return f"row{'s' if len(labels) > 1 else ''} {shown}"
+
+
+def repeats(found: Points) -> Array:
+    """Group codes [points]: equal where N and D are equal to six digits; used for seed noise."""
+    keys = np.round(np.log(np.stack([found.n, found.d], axis=1)), 6)
+    return np.unique(keys, axis=0, return_inverse=True)[1].reshape(-1)
+
+
+def _require(table: "pandas.DataFrame", name: str, flag: str) -> None:
+    if name not in table:
+        raise UsageError(
+            f"there is no column '{name}'", where=flag, do=nearest(name, [str(known) for known in table.columns])
+        )
+
+
+def _numbers(table: "pandas.DataFrame", name: str, flag: str) -> Array:
+    import pandas
+
+    _require(table, name, flag)
+    column = table[name]
+    cast = pandas.to_numeric(column, errors="coerce").to_numpy(np.float64)
+    checks: Sequence[tuple[Any, str]] = (
+        (np.isnan(cast) & column.notna().to_numpy(), "not a number"),
+        (np.isnan(cast), "no value"),
+        (~np.isfinite(cast), "infinite"),
+        (cast <= 0, "not positive"),
+    )
+    for bad, what in checks:
+        if bad.any():
+            raise UsageError(
+                f"{what} in {rows(bad, table)} (for example {column.to_numpy()[bad][0]!r})",
+                where=f"column '{name}'",
+                do="Repair the rows, or leave them out with --where.",
+            )
+    return cast
+
+
+def _check_units(values: dict[str, Array], loss: Array, table: "pandas.DataFrame", columns: Columns) -> None:
+    names = {"n": columns.n, "d": columns.d, "c": columns.c}
+    for key, least, unit in (("n", 1e3, "parameters"), ("d", 1e3, "tokens"), ("c", 1e6, "FLOP")):
+        low = values[key] < least
+        if low.any():
+            source = f"column '{names[key]}'" if names[key] else f"{key} from {CONVENTION}"
+            raise UsageError(
+                f"under {least:g} {unit} in {rows(low, table)}: the unit looks like thousands, millions or billions",
+                where=source,
+                do=f"Give plain {unit}.",
+            )
+    if (loss > 20).any():
+        raise UsageError(
+            f"over 20 nats/token in {rows(loss > 20, table)}: perplexity?",
+            where=f"column '{columns.loss}'",
+            do="Give the cross-entropy in nats/token.",
+        )
+    ratio = values["c"] / (6 * values["n"] * values["d"])
+    if not 0.02 < np.median(ratio) < 50:
+        raise UsageError(
+            f"the median of c / (6 n d) is {np.median(ratio):.3g}",
+            where=f"columns {list(names.values())}",
+            do="One of them is in another unit.",
+        )
+
+
+def _warnings(values: dict[str, Array], loss: Array, table: "pandas.DataFrame") -> list[str]:
+    found = []
+    keys = np.stack([values["n"], values["d"], loss], axis=1)
+    _, first, counts = np.unique(keys, axis=0, return_index=True, return_counts=True)
+    if (counts > 1).any():
+        repeated = np.ones(len(keys), bool)
+        repeated[first] = False
+        found.append(
+            f"duplicate points (same n, d and loss): {rows(repeated, table)}; they count as often as they stand"
+        )
+    if "steps" in table:
+        short = table["steps"].to_numpy(np.float64) < MIN_STEPS
+        if short.any():
+            found.append(f"under {MIN_STEPS:,} optimizer steps: {rows(short, table)}; such runs are mostly warm-up")
+    if {"vocab_size", "d_model"} <= set(table.columns):
+        heavy = table["vocab_size"].to_numpy(np.float64) * table["d_model"].to_numpy(np.float64) > 0.2 * values["n"]
+        if heavy.any():
+            found.append(
+                f"the head (vocabulary x width) is over 20 % of n in {heavy.sum()} of {len(heavy)} rows: exponents "
+                "depend on whether n counts it"
+            )
+    if "decayed" in table and (table["decayed"].to_numpy(np.float64) < 1).any():
+        found.append(
+            f"learning rate not decayed: {rows(table['decayed'].to_numpy(np.float64) < 1, table)}; "
+            "such points are not end points of a law"
+        )
+    ratio = values["c"] / (values["n"] * values["d"])
+    if ratio.max() / ratio.min() > 1.1:
+        found.append(
+            f"c / (n d) runs from {ratio.min():.3g} to {ratio.max():.3g} over the rows: optima from the fitted "
+            "surface use its geometric mean"
+        )
+    return found
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200]

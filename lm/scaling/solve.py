@@ -1,0 +1,243 @@
+"""Many fits at once: objectives on log residuals and a batched damped Newton solver for (starts x resamples).
+
+All float64 numpy, no Python loop over resamples. The objective is solved in units of its scale (residuals over delta):
+left at its size of 1e-3, the relative tolerances of common solvers stop it early.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from lm.base.config import nearest
+from lm.base.errors import UsageError
+from lm.scaling.laws import Law, Logs
+
+Array = np.ndarray
+
+BLOCK_NUMBERS = 60_000
+MAX_ITERATIONS = 300
+TOLERANCE = 1e-15
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+    """The sum over points of Huber(delta) of log(observed) - log(predicted).
+
+    delta = inf is least squares on the logarithm, delta = 0 least absolute deviations (solved as the limit of small
+    deltas). `value` is in the objective's own units: r^2 / 2 within delta, delta (|r| - delta / 2) beyond; |r| at 0.
+    """
+
+    name: str
+    delta: float
+
+    @property
+    def stages(self) -> tuple[float, ...]:
+        """The deltas that are solved one after the other, each from the answer of the one before."""
+        return (1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8) if self.delta == 0 else (self.delta,)
+
+    @property
+    def scale(self) -> float:
+        """What the objective is multiplied by while it is solved: 1 / delta^2, or 1."""
+        return 1.0 if self.delta in (0, math.inf) else 1 / self.delta**2
+
+    def value(self, residuals: Array, weights: Array | None = None) -> Array:
+        """The objective [...] of log residuals [..., points], weighted by counts where given."""
+        size = np.abs(residuals)
+        if self.delta == 0:
+            rho = size
+        elif math.isinf(self.delta):
+            rho = 0.5 * size**2
+        else:
+            rho = np.where(size <= self.delta, 0.5 * size**2, self.delta * (size - 0.5 * self.delta))
+        return (rho if weights is None else rho * weights).sum(-1)
+
+
+HUBER = Objective("huber_log", 1e-3)
+OBJECTIVES: tuple[Objective, ...] = (HUBER, Objective("log_least_squares", math.inf), Objective("log_absolute", 0.0))
+
+
+def objective_named(name: str) -> Objective:
+    """`huber_log` (delta 1e-3), `huber_log:DELTA`, `log_least_squares` or `log_absolute`.
+
+    Raises:
+      UsageError: no such objective, or a delta that is not a positive number.
+    """
+    base, colon, delta = name.partition(":")
+    for objective in OBJECTIVES:
+        if objective.name == base and not colon:
+            return objective
+    if base != HUBER.name:
+        raise UsageError(
+            f"there is no objective '{name}'", where="--objective", do=nearest(base, [o.name for o in OBJECTIVES])
+        )
+    try:
+        value = float(delta)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise UsageError(f"'{delta}' is not a positive delta", where="--objective", do="Write huber_log:1e-3.")
+    return Objective(HUBER.name, value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """What is fitted: a law at centred logarithms (each [points]) against log losses [points] or [R, points].
+
+    `weights` [R, points] are the counts of a resample (None: all ones); `free` [P] marks the parameters that move;
+    `low` and `high` [P] bound them.
+    """
+
+    law: Law
+    objective: Objective
+    logs: Logs
+    log_loss: Array
+    low: Array
+    high: Array
+    free: Array
+    weights: Array | None = None
+
+    def rows(self, chosen: Array | slice) -> "Problem":
+        """The same problem for some of the resamples."""
+        return dataclasses.replace(
+            self,
+            log_loss=self.log_loss[chosen] if self.log_loss.ndim == 2 else self.log_loss,
+            weights=None if self.weights is None else self.weights[chosen],
+        )
+
+    def value(self, theta: Array) -> Array:
+        """The objective [R] at `theta` [R, P]."""
+        return self.objective.value(self.log_loss - self.law.log_loss(theta, self.logs), self.weights)
+
+
+@dataclasses.dataclass(frozen=True)
+class Solution:
+    """Answers [R, P] with their objective [R], scaled gradient [R] and whether the last step was within tolerance [R].
+
+    The scaled gradient of a parameter is the sum of the points' pulls on it over the sum of their sizes: 0 when they
+    cancel exactly, 1 when they all pull one way; the worst parameter that is free to move counts.
+    """
+
+    theta: Array
+    value: Array
+    gradient: Array
+    converged: Array
+
+
+def minimise(problem: Problem, theta: Array) -> Solution:
+    """Solves all rows of `theta` [R, P] at once, in blocks that fit the cache."""
+    points = problem.log_loss.shape[-1]
+    block = max(1, BLOCK_NUMBERS // points)
+    parts = []
+    for begin in range(0, len(theta), block):
+        part, found = problem.rows(slice(begin, begin + block)), theta[begin : begin + block]
+        for delta in problem.objective.stages:
+            found, gradient, converged = _newton(part, found, delta)
+        parts.append((found, part.value(found), gradient, converged))
+    return Solution(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+
+@dataclasses.dataclass
+class _State:
+    theta: Array
+    value: Array
+    pull: Array
+    pull_size: Array
+    newton: Array
+    majorant: Array
+
+
+def _newton(problem: Problem, theta: Array, delta: float) -> tuple[Array, Array, Array]:
+    """Damped steps between Newton (only points within delta curve) and reweighted least squares (never overshoots).
+
+    The damping interpolates between the two: 0 is Newton, 1 the majorant, above 1 shorter still.
+    """
+    theta = np.clip(np.where(problem.free, np.clip(theta, problem.low, problem.high), theta), -1e3, 1e3)
+    answer, gradient = theta.copy(), np.zeros(len(theta))
+    converged = np.zeros(len(theta), bool)
+    active = np.arange(len(theta))
+    state = _evaluate(problem, theta, delta)
+    damping = np.ones(len(theta))
+    for _ in range(MAX_ITERATIONS):
+        step, gain = _step(problem, state, damping)
+        trial = _evaluate(
+            problem,
+            np.clip(state.theta + step, problem.low, problem.high)
+            if problem.free.all()
+            else np.where(problem.free, np.clip(state.theta + step, problem.low, problem.high), state.theta),
+            delta,
+        )
+        better = trial.value < state.value
+        small = gain <= TOLERANCE * (state.value + 1)
+        for field in dataclasses.fields(_State):
+            old, new = getattr(state, field.name), getattr(trial, field.name)
+            setattr(state, field.name, np.where(better.reshape(-1, *[1] * (old.ndim - 1)), new, old))
+        damping = np.where(better, np.where(damping < 1e-4, 0, damping * 0.2), np.maximum(damping * 5, 0.01))
+        stop = small | (damping > 1e12)
+        if stop.any():
+            finished = active[stop]
+            answer[finished], gradient[finished] = state.theta[stop], _scaled_gradient(problem, state)[stop]
+            converged[finished] = small[stop]
+            keep = ~stop
+            active, damping, problem = active[keep], damping[keep], problem.rows(keep)
+            state = _State(*(getattr(state, field.name)[keep] for field in dataclasses.fields(_State)))
+            if not len(active):
+                break
+    answer[active], gradient[active] = state.theta, _scaled_gradient(problem, state)
+    return answer, gradient, converged
+
+
+def _evaluate(problem: Problem, theta: Array, delta: float) -> _State:
+    predicted, jacobian = problem.law.log_loss_and_jacobian(theta, problem.logs)
+    residual = problem.log_loss - predicted
+    unit = 1.0 if math.isinf(delta) else delta
+    size = np.abs(residual) / unit
+    inside = np.ones_like(size) if math.isinf(delta) else (size <= 1).astype(np.float64)
+    reach = np.ones_like(size) if math.isinf(delta) else 1 / np.maximum(size, 1)
+    rho = np.where(inside > 0, 0.5 * size**2, size - 0.5)
+    slope = residual / unit * reach
+    if problem.weights is not None:
+        inside, reach, rho, slope = (part * problem.weights for part in (inside, reach, rho, slope))
+    transposed = jacobian.transpose(0, 2, 1)
+    return _State(
+        theta,
+        rho.sum(-1),
+        np.matmul(jacobian, slope[:, :, None])[:, :, 0] / unit,
+        np.matmul(np.abs(jacobian), np.abs(slope)[:, :, None])[:, :, 0] / unit,
+        np.matmul(jacobian * inside[:, None], transposed) / unit**2,
+        np.matmul(jacobian * reach[:, None], transposed) / unit**2,
+    )
+
+
+def _moving(problem: Problem, state: _State) -> Array:
+    """The parameters [R, P] that are free and not pressed against a bound."""
+    pressed = (state.theta <= problem.low) & (state.pull < 0) | (state.theta >= problem.high) & (state.pull > 0)
+    return problem.free & ~pressed
+
+
+def _scaled_gradient(problem: Problem, state: _State) -> Array:
+    share = np.abs(state.pull) / np.maximum(state.pull_size, 1e-300)
+    return np.where(_moving(problem, state), share, 0).max(-1)
+
+
+def _step(problem: Problem, state: _State, damping: Array) -> tuple[Array, Array]:
+    moving = _moving(problem, state)
+    mix = np.minimum(damping, 1)[:, None, None]
+    matrix = (1 - mix) * state.newton + mix * state.majorant
+    diagonal = np.einsum("rpp->rp", state.majorant)
+    ridge = np.maximum(damping - 1, 0)[:, None] * diagonal + 1e-13 * diagonal + 1e-30
+    matrix = matrix + ridge[:, :, None] * np.eye(matrix.shape[-1])
+    both = moving[:, :, None] & moving[:, None, :]
+    matrix = np.where(both, matrix, np.eye(matrix.shape[-1]) * (~moving)[:, :, None])
+    pull = np.where(moving, state.pull, 0)
+    step = np.linalg.solve(matrix, pull[:, :, None])[:, :, 0]
+    length = np.abs(step).max(-1, keepdims=True)
+    step = step / np.maximum(length, 1)
+    return step, 0.5 * (step * pull).sum(-1)
+
+
+def blocks(total: int, size: int) -> Iterator[slice]:
+    """Slices that cover range(total)."""
+    for begin in range(0, total, size):
+        yield slice(begin, min(begin + size, total))
