@@ -69,6 +69,9 @@ def prepare(config: DataConfig, cache: Path) -> Corpus:
         the folder's, or an extra set that shares documents with the training text.
       RunError: damaged token files, or a full disk.
     """
+    if config.validation_fraction == 0 and not config.extra_validation:
+        raise UsageError("validation_fraction is 0 and there is no extra_validation", where="config.data",
+                         do="Set one of them: a run is measured on text that it does not train on.")  # fmt: skip
     tokenizer = load_tokenizer(config.tokenizer)
     if (Path(config.corpus) / _MANIFEST).is_file():
         folder = _checked_folder(Path(config.corpus), config, tokenizer)
@@ -78,18 +81,12 @@ def prepare(config: DataConfig, cache: Path) -> Corpus:
     train = TokenFile.open(folder / "train.bin")
     extra = {}
     for name, source in config.extra_validation.items():
-        held_out = TokenFile.open(
-            _cached(sources.find_files(source), config.separator, None, tokenizer, cache) / "text.bin"
-        )
+        paths = sources.find_files(source)
+        held_out = TokenFile.open(_cached(paths, config.separator, None, tokenizer, cache) / "text.bin")
         _refuse_overlap(train, held_out, f"extra_validation.{name}")
         extra[name] = held_out
-    if config.validation_fraction > 0:
-        validation = TokenFile.open(folder / "validation.bin")
-    elif extra:
-        validation = extra.pop(next(iter(extra)))
-    else:
-        raise UsageError("validation_fraction is 0 and there is no extra_validation", where="config.data",
-                         do="Set one of them: a run is measured on text that it does not train on.")  # fmt: skip
+    by_split = config.validation_fraction > 0
+    validation = TokenFile.open(folder / "validation.bin") if by_split else extra.pop(next(iter(extra)))
     return Corpus(train, validation, extra, tokenizer)
 
 
@@ -153,7 +150,7 @@ def _recipe(
 ) -> Recipe:
     if fraction is not None and not 0 <= fraction < 1:
         raise UsageError(f"validation_fraction is {fraction}", do="It is a share of the documents, from 0 to below 1.")
-    contents = tuple(f"{''.join(path.suffixes[-2:])} {files.sha256_file(path)}" for path in paths)
+    contents = tuple(f"{path.suffix} {files.sha256_file(path)}" for path in paths)
     fingerprint = tokenizer.fingerprint if tokenizer else None
     return Recipe(contents, separator, fraction, fingerprint, bpe_vocabulary)
 

@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import json
 import lzma
+import os
 import sysconfig
 import zlib
 from collections.abc import Callable, Iterator
@@ -170,20 +171,22 @@ def _decode(content: bytes, path: Path, line: int) -> str:
 
 
 def _stdlib_files() -> list[Path]:
-    root = Path(sysconfig.get_path("stdlib"))
+    root = sysconfig.get_path("stdlib")
     seen, files = set(), []
-    for path in sorted(root.rglob("*.py")):
-        parts = path.relative_to(root).parts
-        # _sysconfigdata holds the paths and flags with which this interpreter was built.
-        if _NOT_LIBRARY.intersection(parts) or parts[-1].startswith("_sysconfigdata") or not path.is_file():
-            continue
-        content = path.read_bytes()
-        digest = hashlib.sha256(content).digest()
-        if digest not in seen and _is_utf8(content):
-            seen.add(digest)
-            files.append(path)
+    for folder, below, names in os.walk(root):
+        below[:] = sorted(set(below) - _NOT_LIBRARY)
+        for name in sorted(names):
+            path = Path(folder, name)
+            # _sysconfigdata holds the paths and flags with which this interpreter was built.
+            if path.suffix != ".py" or name.startswith("_sysconfigdata") or not path.is_file():
+                continue
+            content = path.read_bytes()
+            digest = hashlib.sha256(content).digest()
+            if digest not in seen and _is_utf8(content):
+                seen.add(digest)
+                files.append(path)
     if not files:
-        raise UsageError("this Python has no standard library in source form", where=str(root),
+        raise UsageError("this Python has no standard library in source form", where=root,
                          do="Name a corpus of your own: a text file, folder or glob.")  # fmt: skip
     return files
 
