@@ -74,7 +74,7 @@ class ParameterCounts:
 
 
 def group_of(path: tuple[str, ...]) -> Group:
-    """The group of a parameter, from its path in the `Transformer`'s tree (('layers', 'attention', 'out', 'kernel'))."""
+    """The group of a parameter, from its path in the tree: ('layers', 'attention', 'out', 'kernel') and the like."""
     match path:
         case ("embedding",):
             return Group.EMBEDDING

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from lm.model.config import ModelConfig, Norm
-from lm.model.layers import INIT_STD, Normalise, Projection
+from lm.model.layers import Normalise, Projection, residual_std
 from lm.model.positions import Rotation, rotate
 
 
@@ -72,12 +72,5 @@ class SelfAttention(nn.Module):
         k_BSKC = nn.with_logical_constraint(k_BSKC, ("batch", "sequence", "kv_heads", "head"))
         v_BSKC = nn.with_logical_constraint(v_BSKC, ("batch", "sequence", "kv_heads", "head"))
         out_BTHC = attend(q_BTHC, k_BSKC, v_BSKC, mask_BTS)
-        return Projection(
-            (H, C, D),
-            ("heads", "head", "embed"),
-            dtype,
-            contracted=2,
-            std=INIT_STD * (2 * config.n_layer) ** -0.5,
-            bias=config.bias,
-            name="out",
-        )(out_BTHC)
+        axes, std = ("heads", "head", "embed"), residual_std(config)
+        return Projection((H, C, D), axes, dtype, contracted=2, std=std, bias=config.bias, name="out")(out_BTHC)

@@ -83,15 +83,28 @@ class ModelConfig:
         for name in ("vocab_size", "context_length", "n_layer", "d_model", "n_head", "d_ff"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} is {getattr(self, name)}; it must be positive", where="config.model")
+        for name in ("n_kv_head", "d_head"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{name} is {value}; it must be positive", where="config.model")
         if self.d_head is None and self.d_model % self.n_head:
-            raise UsageError(f"n_head {self.n_head} does not divide d_model {self.d_model}", where="config.model",
-                             do="Change one of them, or set d_head.")
+            raise UsageError(
+                f"n_head {self.n_head} does not divide d_model {self.d_model}",
+                where="config.model",
+                do="Change one of them, or set d_head.",
+            )
         if self.n_head % self.kv_heads:
-            raise UsageError(f"n_kv_head {self.kv_heads} does not divide n_head {self.n_head}", where="config.model",
-                             do="Query heads share key-value heads in equal groups.")
+            raise UsageError(
+                f"n_kv_head {self.kv_heads} does not divide n_head {self.n_head}",
+                where="config.model",
+                do="Query heads share key-value heads in equal groups.",
+            )
         if self.positions is Positions.ROPE and self.head_width % 2:
-            raise UsageError(f"head width {self.head_width} is odd", where="config.model",
-                             do="Rotary positions turn pairs of components: choose an even head width.")
+            raise UsageError(
+                f"head width {self.head_width} is odd",
+                where="config.model",
+                do="Rotary positions turn pairs of components: choose an even head width.",
+            )
 
     @property
     def kv_heads(self) -> int:

@@ -4,30 +4,26 @@ import flax.linen as nn
 import jax
 
 from lm.model.config import FeedForward, ModelConfig
-from lm.model.layers import INIT_STD, Projection
+from lm.model.layers import Projection, residual_std
 
 
 class PositionWise(nn.Module):
-    """Two matrices around a GELU (its tanh form, as GPT-2), or three with a SiLU gate (Shazeer 2020, arXiv:2002.05202)."""
+    """Two matrices around a GELU (tanh form, as GPT-2), or three with a SiLU gate (Shazeer 2020, arXiv:2002.05202)."""
 
     config: ModelConfig
 
     @nn.compact
     def __call__(self, x_BTD: jax.Array) -> jax.Array:
         config = self.config
-        dtype, width = config.dtype.value, config.d_ff
-        into = {"shape": (config.d_model, width), "axes": ("embed", "mlp"), "dtype": dtype, "bias": config.bias}
-        hidden_BTF = Projection(**into, name="up")(x_BTD)
+        D, F, dtype = config.d_model, config.d_ff, config.dtype.value
+
+        def widened(name: str) -> jax.Array:
+            return Projection((D, F), ("embed", "mlp"), dtype, bias=config.bias, name=name)(x_BTD)
+
         if config.feed_forward is FeedForward.SWIGLU:
-            hidden_BTF = hidden_BTF * nn.silu(Projection(**into, name="gate")(x_BTD))
+            hidden_BTF = nn.silu(widened("gate")) * widened("up")
         else:
-            hidden_BTF = nn.gelu(hidden_BTF, approximate=True)
+            hidden_BTF = nn.gelu(widened("up"), approximate=True)
         hidden_BTF = nn.with_logical_constraint(hidden_BTF, ("batch", "sequence", "mlp"))
-        return Projection(
-            (width, config.d_model),
-            ("mlp", "embed"),
-            dtype,
-            std=INIT_STD * (2 * config.n_layer) ** -0.5,
-            bias=config.bias,
-            name="down",
-        )(hidden_BTF)
+        std = residual_std(config)
+        return Projection((F, D), ("mlp", "embed"), dtype, std=std, bias=config.bias, name="down")(hidden_BTF)

@@ -1,20 +1,31 @@
 """The two layers that everything else is made of: a projection with named axes, and a normalisation."""
 
 from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from lm.model.config import Norm
+from lm.model.config import ModelConfig, Norm
 
 INIT_STD = 0.02  # of every matrix and table, as in GPT-2 (Radford et al. 2019, released code)
 
 
-def normal(std: float, axes: tuple[str, ...]) -> Callable:
+def residual_std(config: ModelConfig) -> float:
+    """Of matrices that write to the residual stream, so that its variance does not grow with the 2L sublayers."""
+    return INIT_STD * (2 * config.n_layer) ** -0.5
+
+
+def named(init: Callable[..., jax.Array], axes: tuple[str, ...]) -> Callable[..., Any]:
+    """The initialiser `init` of an array whose axes carry logical names."""
+    return nn.with_logical_partitioning(init, axes)
+
+
+def normal(std: float, axes: tuple[str, ...]) -> Callable[..., Any]:
     """An initialiser of Gaussian numbers whose axes carry logical names."""
-    return nn.with_logical_partitioning(nn.initializers.normal(std), axes)
+    return named(nn.initializers.normal(std), axes)
 
 
 def with_rank(x: jax.Array, ndim: int) -> jax.Array:
@@ -25,7 +36,7 @@ def with_rank(x: jax.Array, ndim: int) -> jax.Array:
 class Projection(nn.Module):
     """A matrix product over the last `contracted` axes of the input, with an optional bias.
 
-    The kernel has the contracted axes first and the produced axes after them; it is stored in float32 and used in `dtype`.
+    The kernel has the contracted axes first, then the produced ones; it is stored in float32 and used in `dtype`.
     """
 
     shape: tuple[int, ...]
@@ -41,7 +52,7 @@ class Projection(nn.Module):
         y = jnp.tensordot(x, kernel.astype(self.dtype), self.contracted)
         if not self.bias:
             return y
-        zeros = nn.with_logical_partitioning(nn.initializers.zeros_init(), self.axes[self.contracted :])
+        zeros = named(nn.initializers.zeros_init(), self.axes[self.contracted :])
         bias = self.param("bias", zeros, self.shape[self.contracted :], jnp.float32)
         return y + with_rank(bias.astype(self.dtype), y.ndim)
 
@@ -60,13 +71,13 @@ class Normalise(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         width = (x.shape[-1],)
-        ones = nn.with_logical_partitioning(nn.initializers.ones_init(), (self.axis,))
+        ones = named(nn.initializers.ones_init(), (self.axis,))
         y = x.astype(jnp.float32)
         if self.kind is Norm.LAYERNORM:
             y = y - jnp.mean(y, axis=-1, keepdims=True)
         y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + self.eps)
         y = y * with_rank(self.param("scale", ones, width, jnp.float32), y.ndim)
         if self.kind is Norm.LAYERNORM and self.bias:
-            zeros = nn.with_logical_partitioning(nn.initializers.zeros_init(), (self.axis,))
+            zeros = named(nn.initializers.zeros_init(), (self.axis,))
             y = y + with_rank(self.param("bias", zeros, width, jnp.float32), y.ndim)
         return y.astype(x.dtype)
