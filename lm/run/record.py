@@ -58,7 +58,7 @@ class RowLog:
                 written += os.write(self._handle, line[written:])
         except OSError as error:
             os.ftruncate(self._handle, self._size)
-            raise _told(error, self.path) from error
+            raise as_told(error, self.path) from error
         self._extend(line)
 
     def close(self) -> None:
@@ -91,7 +91,7 @@ class MetricsLog(RowLog):
         try:
             os.fsync(self._handle)
         except OSError as error:
-            raise _told(error, self.path) from error
+            raise as_told(error, self.path) from error
         return Position(self._size, self._hash.hexdigest())
 
     def check(self, position: Position) -> None:
@@ -131,6 +131,11 @@ class MetricsLog(RowLog):
     def _extend(self, line: bytes) -> None:
         super()._extend(line)
         self._hash.update(line)
+
+
+def as_told(error: OSError, path: Path) -> Exception:
+    """The error to raise for a failed write to `path`: the one message for a full disk, else `error` itself."""
+    return disk_full(path) if error.errno in (errno.ENOSPC, errno.EDQUOT) else error
 
 
 def finite(value: Any) -> Any:
@@ -178,10 +183,6 @@ def environment() -> dict[str, str]:
 def versions(facts: Mapping[str, str]) -> str:
     """The run table's `versions` column: all of `environment()` but the commit, as `name=value; ...`."""
     return "; ".join(f"{name}={value}" for name, value in facts.items() if name != "commit")
-
-
-def _told(error: OSError, path: Path) -> Exception:
-    return disk_full(path) if error.errno in (errno.ENOSPC, errno.EDQUOT) else error
 
 
 def _threads() -> int:

@@ -1,12 +1,16 @@
 """Where else a run's rows can be watched: TensorBoard events and, when asked for, Weights & Biases."""
 
+import contextlib
 import numbers
-from collections.abc import Mapping
+import os
+import time
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from lm.base.config import content_hash
 from lm.base.errors import UsageError
 from lm.run.folder import RunFolder
+from lm.run.record import as_told
 
 
 class Writer(Protocol):
@@ -20,25 +24,51 @@ class Writer(Protocol):
 
 
 class TensorBoardWriter:
-    """TensorBoard scalars in the run folder, written without TensorFlow.
+    """TensorBoard scalars in the run folder, written without TensorFlow; each row is on the disk when `write` returns.
+
+    The events are written by this thread: the queue and thread of tensorboardX's own SummaryWriter would block the run
+    for ever once the thread has met a full disk.
 
     Args:
       folder: the run; events go to its `tensorboard/`.
       first_step: the first step that this process will write. What an earlier process wrote at or after it is not
         shown any more, so a resumed run has one curve.
+
+    Raises:
+      RunError: the disk is full (here and in every method).
     """
 
     def __init__(self, folder: RunFolder, first_step: int = 0):
-        from tensorboardX import SummaryWriter
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto import event_pb2
 
-        self._writer = SummaryWriter(str(folder.tensorboard), purge_step=first_step)
+        self._folder, self._event = folder.tensorboard, event_pb2.Event
+        folder.tensorboard.mkdir(exist_ok=True)
+        started = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        with self._told():
+            # Without the process id, a run resumed within a second would overwrite its own file.
+            self._events = EventsWriter(str(folder.tensorboard / "events"), filename_suffix=f".{os.getpid()}")
+            self._events.write_event(self._event(wall_time=time.time(), step=first_step, session_log=started))
 
     def write(self, step: int, row: Mapping[str, Any]) -> None:
-        for name, value in _scalars(row).items():
-            self._writer.add_scalar(name, value, step)
+        from tensorboardX import summary
+
+        with self._told():
+            for name, value in _scalars(row).items():
+                event = self._event(wall_time=time.time(), step=step, summary=summary.scalar(name, value))
+                self._events.write_event(event)
+            self._events.flush()
 
     def close(self) -> None:
-        self._writer.close()
+        with self._told():
+            self._events.close()
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise as_told(error, self._folder) from error
 
 
 class WandbWriter:
