@@ -62,7 +62,75 @@ def _tokenize(parser: argparse.ArgumentParser) -> Runner:
     return run
 
 
+def _train(parser: argparse.ArgumentParser) -> Runner:
+    """Trains one run in a folder, or continues what is there: the same command after an interruption."""
+    parser.add_argument("--config", required=True, metavar="FILE[:ARG]", help="a file with get_config(arg), or a .json")
+    parser.add_argument("--workdir", required=True, type=Path, metavar="DIR", help="the run folder")
+    parser.add_argument("--init-from", metavar="RUN", help="start from the parameters of another run folder")
+    parser.add_argument("--cache", type=Path, metavar="DIR", help="where raw text is tokenised to (default DIR/data)")
+    parser.add_argument("--profile", type=_steps, metavar="A:B", help="trace steps A to B into DIR/profile")
+    parser.add_argument("--wandb", action="store_true", help="log to Weights & Biases too (extra 'wandb')")
+    parser.add_argument("--sweep", default="", help="the ladder's name, for the run table")
+    parser.add_argument("--role", default="", help="what the cell is for, for the run table")
+    parser.add_argument("--budget", type=float, default=0.0, help="FLOP asked for, for the run table")
+
+    def run(args: argparse.Namespace) -> None:
+        from lm.base.config import build, load_file, override
+        from lm.train.config import RunConfig
+        from lm.train.loop import train
+        from lm.train.result import Labels
+
+        given = [f"init_from={args.init_from}"] if args.init_from else []
+        config = override(build(RunConfig, load_file(args.config)), [*args.overrides, *given])
+        row = train(config, args.workdir, cache=args.cache, profile=args.profile, wandb=args.wandb,
+                    labels=Labels(args.sweep, args.role, args.budget))  # fmt: skip
+        print(f"loss {row['loss']:.4f} nats/token, {row['bits_per_byte']:.4f} bits/byte after {row['tokens']:,} tokens "
+              f"({row['flops_matmul']:.3g} FLOP, {row['tokens_per_second']:,.0f} tokens/s): {args.workdir}")
+
+    return run
+
+
+def _sweep(parser: argparse.ArgumentParser) -> Runner:
+    """Trains a ladder's grid of models, fits its law, predicts the held-out run and writes a report."""
+    parser.add_argument("config", metavar="LADDER[:ARG]", help="a ladder file, e.g. configs/ladders/quick.py")
+    parser.add_argument("--workdir", required=True, type=Path, metavar="DIR", help="holds a folder for each sweep")
+    parser.add_argument("--jobs", type=int, metavar="N", help="cells at once (default: one a core)")
+    parser.add_argument("--dry-run", action="store_true", help="print the plan and its cost, train nothing")
+
+    def run(args: argparse.Namespace) -> None:
+        from lm.sweep.ladder import load_ladder
+        from lm.sweep.sweep import sweep
+
+        sweep(load_ladder(args.config, args.overrides), args.workdir, jobs=args.jobs, dry_run=args.dry_run)
+
+    return run
+
+
+def _steps(text: str) -> tuple[int, int]:
+    """Reads A:B, 1 <= A <= B."""
+    first, _, last = text.partition(":")
+    if not (first.isdigit() and last.isdigit() and 1 <= int(first) <= int(last)):
+        raise argparse.ArgumentTypeError(f"'{text}' is not A:B with 1 <= A <= B, e.g. 10:15")
+    return int(first), int(last)
+
+
+def _report(parser: argparse.ArgumentParser) -> Runner:
+    """Draw a finished sweep's figures and write its report.html, one file that opens without network."""
+    parser.add_argument("folder", type=Path, metavar="DIR", help="a sweep's folder, with table.csv and fit.json")
+    parser.add_argument("--format", choices=("png", "svg", "pdf"), default="png", help="of the files in DIR/figures")
+
+    def run(args: argparse.Namespace) -> None:
+        from lm.scaling.report import write_report
+        from lm.scaling.style import Format
+
+        print(f"report: {write_report(args.folder, Format(args.format))}")
+
+    return run
+
+
 COMMANDS: dict[str, tuple[Callable[[argparse.ArgumentParser], Runner], str]] = {}
+COMMANDS["train"] = (_train, "lm train --config configs/tiny.py --workdir runs/tiny --config.optimizer.peak_lr=3e-3")
+COMMANDS["sweep"] = (_sweep, "lm sweep configs/ladders/quick.py --workdir runs --dry-run")
 COMMANDS["tokenize"] = (_tokenize, "lm tokenize 'books/*.jsonl.xz' --out tokens --train-bpe 4096")
 
 
@@ -70,7 +138,7 @@ def _fit(parser: argparse.ArgumentParser) -> Runner:
     """Fits a law with intervals, a certificate and IsoFLOP optima to a run table or anybody's CSV, JSONL or Parquet."""
     parser.add_argument("table", metavar="FILE", help="CSV, TSV, JSONL or Parquet")
     for flag, meaning in (("n", "parameters"), ("d", "tokens"), ("c", "FLOP"), ("loss", "loss, nats/token")):
-        parser.add_argument(f"--{flag}", metavar="COL", help=f"column of {meaning}; of n, d and c two are enough (c = 6 n d)")
+        parser.add_argument(f"--{flag}", metavar="COL", help=f"column of {meaning}; two of n, d and c do (c = 6 n d)")
     parser.add_argument("--where", metavar="EXPR", help="rows to use, a pandas query")
     parser.add_argument("--law", default="hoffmann", help="law to fit (default hoffmann)")
     parser.add_argument("--others", metavar="LAW,LAW", default="", help="laws to fit beside it")
@@ -82,7 +150,7 @@ def _fit(parser: argparse.ArgumentParser) -> Runner:
     parser.add_argument("--interval", choices=["percentile", "bca"], default="percentile")
     parser.add_argument("--bootstrap", metavar="K", type=int, default=1000, help="resamples (default 1000)")
     parser.add_argument("--seed", metavar="S", type=int, default=0)
-    parser.add_argument("--budget", metavar="FLOP", type=float, action="append", default=[], help="budget to give optima for")
+    parser.add_argument("--budget", metavar="FLOP", type=float, action="append", default=[], help="give optima for it")
     parser.add_argument("--out", metavar="FILE", help="where fit.json goes")
 
     def run(args: argparse.Namespace) -> None:
@@ -110,7 +178,7 @@ def _table(parser: argparse.ArgumentParser) -> Runner:
     """Joins the finished runs under sweep folders into one table."""
     parser.add_argument("folders", nargs="+", metavar="DIR")
     parser.add_argument("--out", metavar="FILE", help="CSV to write (default: print it)")
-    parser.add_argument("--mixed", action="store_true", help="join rows of different corpora, tokenizers or evaluations")
+    parser.add_argument("--mixed", action="store_true", help="join different corpora, tokenizers or evaluations")
 
     def run(args: argparse.Namespace) -> None:
         from lm.scaling import command
@@ -122,6 +190,7 @@ def _table(parser: argparse.ArgumentParser) -> Runner:
 COMMANDS["fit"] = (_fit, "lm fit runs.csv --n params --d tokens --loss loss --out fit.json")
 COMMANDS["predict"] = (_predict, "lm predict --fit fit.json --n 1e9 --d 2e10")
 COMMANDS["table"] = (_table, "lm table sweeps/quick --out table.csv")
+COMMANDS["report"] = (_report, "lm report runs/quick --format svg")
 
 
 if __name__ == "__main__":
