@@ -72,7 +72,7 @@ def jackknife(problem: Problem, answer: Array, spec: Bootstrap) -> Array:
 def interval(
     samples: Array, estimate: float, left_out: Array | None, kind: Interval, level: float = LEVEL
 ) -> tuple[float, float]:
-    """The two-sided interval of a scalar from its resampled values [R] (and, for BCa, its jackknife values [groups])."""
+    """The two-sided interval of a scalar from its resampled values [R] (for BCa also its jackknife values [groups])."""
     low, high = (1 - level) / 2, (1 + level) / 2
     if kind is Interval.BCA and left_out is not None:
         low, high = _bca_levels(samples, estimate, left_out, (low, high))

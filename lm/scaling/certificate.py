@@ -17,7 +17,7 @@ class Certificate:
 
     `scaled_gradient` is the worst parameter's sum of pulls over the sum of their sizes; for least absolute deviations
     `subgradient` (the largest multiplier needed on the points that are met exactly, at most 1) stands in its place.
-    `second_solver` is the relative gap of the objective that SciPy's solver ended with (negative: it found a lower one).
+    `second_solver_gap` is how far above ours, relatively, SciPy's solver ended (negative: it found a lower objective).
     """
 
     passed: bool
@@ -130,7 +130,7 @@ def _linear_program(problem: Problem, theta: Array) -> float:
         bounds=[(-1e-3, 1e-3)] * moving + [(0, None)] * (2 * points),
         method="highs",
     )
-    if result.status != 0:
+    if result.status != 0 or result.x is None:
         return float(problem.value(theta[None])[0])
     # The program's optimum is a bound for the linearised law only: what counts is the law itself at that point.
     moved = np.array(theta)

@@ -67,7 +67,7 @@ def table(args: argparse.Namespace) -> None:
 
 
 def _own_columns(args: argparse.Namespace, names: list[str]) -> tuple[read.Columns, str | None]:
-    """The mapping that was asked for; without one, our own run table's, fitted cells only; what was chosen is printed."""
+    """The mapping that was asked for; without one our own run table's, fitted cells only; the choice is printed."""
     own = read.Columns()
     loss = own.loss if args.loss is None else args.loss
     if any(flag is not None for flag in (args.n, args.d, args.c)):
@@ -85,7 +85,7 @@ def _own_columns(args: argparse.Namespace, names: list[str]) -> tuple[read.Colum
 def _pins(texts: list[str]) -> dict[str, float]:
     pins = {}
     for text in texts:
-        name, equals, value = text.partition("=")
+        name, _, value = text.partition("=")
         try:
             pins[name] = float(value)
         except ValueError:

@@ -42,7 +42,8 @@ def _law(result: FitResult) -> list[str]:
     objective, proof, made = result.objective, result.certificate, result.provenance
     delta = f" (delta {objective['delta']:g})" if objective["delta"] else ""
     lines = [
-        f"{result.law}: L = {result.formula}   {result.points} points, {objective['name']}{delta}, summed: {objective['value']:.10g}"
+        f"{result.law}: L = {result.formula}   {result.points} points, {objective['name']}{delta}, "
+        f"summed: {objective['value']:.10g}"
     ]
     for name, value in result.parameters.items():
         pinned = "   pinned" if name in made["pins"] else ""
@@ -55,9 +56,9 @@ def _law(result: FitResult) -> list[str]:
         else f"gradient {proof['scaled_gradient']:.1e}"
     )
     lines.append(
-        f"  certificate {'holds' if proof['passed'] else 'FAILS'}: {gradient}, {proof['starts_agreeing']:.0%} of {proof['starts']} "
-        f"starts agree, {proof['second_solver']} gap {proof['second_solver_gap']:.1e}, {proof['dtype']}, "
-        f"{proof['points_beyond_delta']} points beyond delta"
+        f"  certificate {'holds' if proof['passed'] else 'FAILS'}: {gradient}, {proof['starts_agreeing']:.0%} of "
+        f"{proof['starts']} starts agree, {proof['second_solver']} gap {proof['second_solver_gap']:.1e}, "
+        f"{proof['dtype']}, {proof['points_beyond_delta']} points beyond delta"
     )
     spec = made["bootstrap"]
     lines.append(
@@ -74,7 +75,8 @@ def _optima(result: FitResult) -> list[str]:
         return []
     made = result.derived
     lines = [
-        f"compute-optimal: N* ~ C^a, D* ~ C^b with a = {_entry(made['a'])}, b = {_entry(made['b'])}; C = {made['flops_per_nd']:.4g} N D"
+        f"compute-optimal: N* ~ C^a, D* ~ C^b with a = {_entry(made['a'])}, b = {_entry(made['b'])}; "
+        f"C = {made['flops_per_nd']:.4g} N D"
     ]
     for row in made["optimum"]:
         lines.append(
@@ -88,7 +90,8 @@ def _isoflop(part: dict[str, Any]) -> list[str]:
     lines = [f"IsoFLOP: {len(part['budgets'])} usable budgets, {len(part['refused'])} refused"]
     for row in part["budgets"]:
         lines.append(
-            f"  C = {row['budget']:.4g}: N* {_span(row['n'], row['n_interval'])}, D* {_span(row['d'], row['d_interval'])}, "
+            f"  C = {row['budget']:.4g}: N* {_span(row['n'], row['n_interval'])}, "
+            f"D* {_span(row['d'], row['d_interval'])}, "
             f"tokens/parameter {row['tokens_per_parameter']:.4g}, loss {row['loss']:.5f}"
         )
     for row in part["refused"][:SHOWN_REFUSALS]:

@@ -220,7 +220,7 @@ def _fit(
     budgets: Sequence[float],
 ) -> FitResult:
     problem, centre, starts = prepare(found, law, objective, pins)
-    solution = minimise(problem, starts)
+    solution = minimise(problem, starts, far=True)
     best = int(solution.value.argmin())
     theta = solution.theta[best]
     proof = certify(problem, solution, best, starts)
@@ -253,9 +253,7 @@ def _fit(
         *found.warnings,
         *_fit_warnings(law, estimate, found, at_floor, lost, spec),
     ]
-    keep = (
-        np.unique(np.linspace(0, len(samples) - 1, min(len(samples), KEPT_SAMPLES)).astype(int)) if len(samples) else []
-    )
+    kept = samples[np.linspace(0, len(samples), min(len(samples), KEPT_SAMPLES), endpoint=False).astype(int)]
     return FitResult(
         law=law.name,
         formula=law.formula,
@@ -275,12 +273,12 @@ def _fit(
         },
         isoflop={},
         others=[],
-        bootstrap_samples=[] if not len(samples) else samples[keep].tolist(),
+        bootstrap_samples=kept.tolist(),
     )
 
 
 def quantities(law: Law, parameters: Array, budgets: Sequence[float], flops_per_nd: float) -> dict[str, Array]:
-    """Everything that gets an interval: the parameters [..., P] by name and, by law, exponents and optima at `budgets`."""
+    """All that gets an interval: the parameters [..., P] by name and, by law, exponents and optima at `budgets`."""
     found = {name: parameters[..., k] for k, name in enumerate(law.parameters)}
     if not law.allocates:
         return found
@@ -340,7 +338,7 @@ def _check_design(found: read.Points, law: Law) -> None:
     if abs(correlation) > COLLINEAR:
         design = "one compute budget" if correlation < 0 else "a fixed ratio of tokens to parameters"
         raise UsageError(
-            f"log N and log D have correlation {correlation:.4f} ({design}): the exponents of N and D cannot be told apart",
+            f"log N and log D have correlation {correlation:.4f} ({design}): their exponents cannot be told apart",
             where="table",
             do="Add runs off that line, or fit one variable: --law saturating_n.",
         )

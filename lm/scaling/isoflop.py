@@ -200,7 +200,7 @@ def _exponents(
 
 
 def _slope_interval(log_c: Array, log_x: Array, slope: float, constant: float, draws: Array) -> list[float] | None:
-    """The wider of the regression's t interval and what the minima's own noise moves the slope by; None for two budgets."""
+    """The wider of the regression's t interval and what the noise of the minima moves the slope by; None for two."""
     if len(log_c) < 3:
         return None
     from scipy.special import stdtrit

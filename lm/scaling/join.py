@@ -47,10 +47,9 @@ def join(folders: Sequence[Path | str], *, mixed: bool = False) -> tuple["pandas
         )
     table = pandas.DataFrame(list(rows.values()))
     for name in FINGERPRINTS:
-        if not mixed and name in table and table[name].nunique(dropna=False) > 1:
+        if not mixed and name in table and len(table[name].unique()) > 1:
             raise UsageError(
-                f"{table[name].nunique(dropna=False)} different values: losses with different fingerprints are "
-                "never compared",
+                f"{len(table[name].unique())} different values: losses with different fingerprints are never compared",
                 where=f"column '{name}'",
                 do="Join them all the same with --mixed.",
             )

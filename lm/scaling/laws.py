@@ -5,6 +5,7 @@ as they are. Adding a law is adding a value (or a class) and its line in `LAWS`,
 """
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Mapping
 
@@ -34,7 +35,7 @@ class Term:
 class Law:
     """A sum of power-law terms of n (parameters), d (tokens) or c (FLOP), predicting a loss in nats/token.
 
-    `parameters` are in natural units (A of A / N^alpha with N in parameters); everything batched has them last: [..., P].
+    `parameters` are in natural units (A of A / N^alpha with N in parameters); what is batched has them last: [..., P].
     """
 
     name: str
@@ -63,12 +64,12 @@ class Law:
 
     def log_loss(self, theta: Array, logs: Logs) -> Array:
         """log of the loss [..., points] at inner `theta` [..., P] and centred logarithms (each [points])."""
-        return np.log(sum(self._values(theta, logs)))
+        return np.log(functools.reduce(np.add, self._values(theta, logs)))
 
     def log_loss_and_jacobian(self, theta: Array, logs: Logs) -> tuple[Array, Array]:
         """The log loss [R, points] and its derivatives [R, P, points] for a batch of inner `theta` [R, P]."""
         values = self._values(theta, logs)
-        total = sum(values)
+        total = functools.reduce(np.add, values)
         jacobian = np.zeros((len(theta), len(self.parameters), total.shape[-1]))
         index = self._index
         inverse = 1 / total
@@ -80,7 +81,7 @@ class Law:
         return np.log(total), jacobian
 
     def starts(self, logs: Logs, loss: Array) -> Array:
-        """Inner starting points [S, P] read off the data: E a share of the least loss, the remainder split, exponents."""
+        """Inner starts [S, P] read off the data: E a share of the least loss, the remainder split, exponents."""
         index = self._index
         constant = [term for term in self.terms if not term.powers]
         powers = [term for term in self.terms if term.powers]

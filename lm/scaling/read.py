@@ -2,7 +2,7 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +72,7 @@ def read_table(path: Path | str) -> "pandas.DataFrame":
         raise UsageError("there is no such table", where=str(path), do="Pass a CSV, JSONL or Parquet file.")
     endings = [ending for ending in path.suffixes if ending not in (".gz", ".xz")]
     kind = endings[-1].lower() if endings else ""
-    readers = {
+    readers: dict[str, Callable[[Path], pandas.DataFrame]] = {
         ".csv": pandas.read_csv,
         ".tsv": lambda file: pandas.read_csv(file, sep="\t"),
         ".jsonl": lambda file: pandas.read_json(file, lines=True),
@@ -107,7 +107,7 @@ def select(table: "pandas.DataFrame", where: str | None) -> "pandas.DataFrame":
         return table
     try:
         chosen = table.query(where)
-    except Exception as error:  # noqa: BLE001  (a query evaluates the user's text: anything can come out of it)
+    except Exception as error:  # a query evaluates the user's text: anything can come out of it
         raise UsageError(
             f"'{where}' does not evaluate: {_one_line(error)}",
             where="--where",
@@ -126,10 +126,9 @@ def points(table: "pandas.DataFrame", columns: Columns, where: str | None = None
     """
     chosen = select(table, where)
     for name in FINGERPRINTS:
-        if name in chosen and chosen[name].nunique(dropna=False) > 1:
+        if name in chosen and len(chosen[name].unique()) > 1:
             raise UsageError(
-                f"{chosen[name].nunique(dropna=False)} different values: losses with different fingerprints "
-                "are never compared",
+                f"{len(chosen[name].unique())} different values: losses with different fingerprints are never compared",
                 where=f"column '{name}'",
                 do=f"Choose one with --where \"{name} == '...'\".",
             )

@@ -6,7 +6,6 @@ left at its size of 1e-3, the relative tolerances of common solvers stop it earl
 
 import dataclasses
 import math
-from collections.abc import Iterator
 
 import numpy as np
 
@@ -19,6 +18,8 @@ Array = np.ndarray
 BLOCK_NUMBERS = 60_000
 MAX_ITERATIONS = 300
 TOLERANCE = 1e-15
+LONGEST_STEP, SHORTEST_STEP = 1.0, 1e-13
+MOST_DAMPING = 100.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +37,11 @@ class Objective:
     def stages(self) -> tuple[float, ...]:
         """The deltas that are solved one after the other, each from the answer of the one before."""
         return (1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8) if self.delta == 0 else (self.delta,)
+
+    @property
+    def approach(self) -> tuple[float, ...]:
+        """Wider deltas to pass through on the way from a far start, where nearly all points lie beyond delta."""
+        return () if math.isinf(self.delta) else (100 * self.stages[0], 10 * self.stages[0])
 
     @property
     def scale(self) -> float:
@@ -125,14 +131,14 @@ class Solution:
     converged: Array
 
 
-def minimise(problem: Problem, theta: Array) -> Solution:
-    """Solves all rows of `theta` [R, P] at once, in blocks that fit the cache."""
+def minimise(problem: Problem, theta: Array, *, far: bool = False) -> Solution:
+    """Solves all rows of `theta` [R, P] at once, in blocks that fit the cache; `far` starts go by wider deltas."""
     points = problem.log_loss.shape[-1]
     block = max(1, BLOCK_NUMBERS // points)
     parts = []
     for begin in range(0, len(theta), block):
         part, found = problem.rows(slice(begin, begin + block)), theta[begin : begin + block]
-        for delta in problem.objective.stages:
+        for delta in (problem.objective.approach if far else ()) + problem.objective.stages:
             found, gradient, converged = _newton(part, found, delta)
         parts.append((found, part.value(found), gradient, converged))
     return Solution(*(np.concatenate(column) for column in zip(*parts, strict=True)))
@@ -151,36 +157,35 @@ class _State:
 def _newton(problem: Problem, theta: Array, delta: float) -> tuple[Array, Array, Array]:
     """Damped steps between Newton (only points within delta curve) and reweighted least squares (never overshoots).
 
-    The damping interpolates between the two: 0 is Newton, 1 the majorant, above 1 shorter still.
+    The damping interpolates between the two: 0 is Newton, 1 the majorant, above 1 adds a ridge. No parameter moves
+    further than the radius in one step; it shrinks when a step does not lower the objective.
     """
-    theta = np.clip(np.where(problem.free, np.clip(theta, problem.low, problem.high), theta), -1e3, 1e3)
+    theta = np.where(problem.free, np.clip(theta, problem.low, problem.high), theta)
     answer, gradient = theta.copy(), np.zeros(len(theta))
     converged = np.zeros(len(theta), bool)
     active = np.arange(len(theta))
     state = _evaluate(problem, theta, delta)
-    damping = np.ones(len(theta))
+    damping, radius = np.ones(len(theta)), np.full(len(theta), LONGEST_STEP)
     for _ in range(MAX_ITERATIONS):
         step, gain = _step(problem, state, damping)
-        trial = _evaluate(
-            problem,
-            np.clip(state.theta + step, problem.low, problem.high)
-            if problem.free.all()
-            else np.where(problem.free, np.clip(state.theta + step, problem.low, problem.high), state.theta),
-            delta,
-        )
+        length = np.abs(step).max(-1)
+        step *= np.minimum(1, radius / np.maximum(length, 1e-300))[:, None]
+        moved = np.where(problem.free, np.clip(state.theta + step, problem.low, problem.high), state.theta)
+        trial = _evaluate(problem, moved, delta)
         better = trial.value < state.value
         small = gain <= TOLERANCE * (state.value + 1)
         for field in dataclasses.fields(_State):
             old, new = getattr(state, field.name), getattr(trial, field.name)
             setattr(state, field.name, np.where(better.reshape(-1, *[1] * (old.ndim - 1)), new, old))
-        damping = np.where(better, np.where(damping < 1e-4, 0, damping * 0.2), np.maximum(damping * 5, 0.01))
-        stop = small | (damping > 1e12)
+        damping = np.where(better, np.where(damping < 1e-4, 0, damping * 0.2), np.clip(damping * 5, 0.01, MOST_DAMPING))
+        radius = np.where(better, np.minimum(2 * radius, LONGEST_STEP), 0.3 * np.minimum(length, radius))
+        stop = small | (radius < SHORTEST_STEP)
         if stop.any():
             finished = active[stop]
             answer[finished], gradient[finished] = state.theta[stop], _scaled_gradient(problem, state)[stop]
             converged[finished] = small[stop]
             keep = ~stop
-            active, damping, problem = active[keep], damping[keep], problem.rows(keep)
+            active, damping, radius, problem = active[keep], damping[keep], radius[keep], problem.rows(keep)
             state = _State(*(getattr(state, field.name)[keep] for field in dataclasses.fields(_State)))
             if not len(active):
                 break
@@ -226,18 +231,10 @@ def _step(problem: Problem, state: _State, damping: Array) -> tuple[Array, Array
     mix = np.minimum(damping, 1)[:, None, None]
     matrix = (1 - mix) * state.newton + mix * state.majorant
     diagonal = np.einsum("rpp->rp", state.majorant)
-    ridge = np.maximum(damping - 1, 0)[:, None] * diagonal + 1e-13 * diagonal + 1e-30
+    ridge = (0.01 * np.maximum(damping - 1, 0)[:, None] + 1e-13) * diagonal + 1e-30
     matrix = matrix + ridge[:, :, None] * np.eye(matrix.shape[-1])
     both = moving[:, :, None] & moving[:, None, :]
     matrix = np.where(both, matrix, np.eye(matrix.shape[-1]) * (~moving)[:, :, None])
     pull = np.where(moving, state.pull, 0)
     step = np.linalg.solve(matrix, pull[:, :, None])[:, :, 0]
-    length = np.abs(step).max(-1, keepdims=True)
-    step = step / np.maximum(length, 1)
     return step, 0.5 * (step * pull).sum(-1)
-
-
-def blocks(total: int, size: int) -> Iterator[slice]:
-    """Slices that cover range(total)."""
-    for begin in range(0, total, size):
-        yield slice(begin, min(begin + size, total))
