@@ -192,8 +192,9 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
         try:
             return kind(value)
         except ValueError:
-            raise UsageError(f"'{value}' is not one of them", where=where,
-                             do=nearest(str(value), [member.value for member in kind])) from None
+            raise UsageError(
+                f"'{value}' is not one of them", where=where, do=nearest(str(value), [member.value for member in kind])
+            ) from None
     origin = typing.get_origin(kind)
     if origin in (tuple, list):
         if not isinstance(value, tuple | list):

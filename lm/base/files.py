@@ -40,8 +40,11 @@ def atomic(path: Path | str, mode: str = "w") -> Iterator[IO[Any]]:
 
 def disk_full(path: Path | str) -> RunError:
     """The one message for a full disk."""
-    return RunError("no space left on the disk", where=str(path),
-                    do="Free some and run the same command again: it continues from the last checkpoint.")
+    return RunError(
+        "no space left on the disk",
+        where=str(path),
+        do="Free some and run the same command again: it continues from the last checkpoint.",
+    )
 
 
 def write_text(path: Path | str, text: str) -> None:

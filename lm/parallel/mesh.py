@@ -29,7 +29,10 @@ def make_mesh(config: MeshConfig) -> Mesh:
     devices = jax.device_count()
     fixed = int(np.prod([size for size in sizes if size != -1]))
     if sizes.count(-1) > 1 or fixed < 1 or devices % fixed or (-1 not in sizes and fixed != devices):
-        raise UsageError(f"mesh {dict(zip(AXES, sizes, strict=True))} does not fit {devices} devices",
-                         where="config.mesh", do="Let the axes multiply to the device count, or set one to -1.")
+        raise UsageError(
+            f"mesh {dict(zip(AXES, sizes, strict=True))} does not fit {devices} devices",
+            where="config.mesh",
+            do="Let the axes multiply to the device count, or set one to -1.",
+        )
     shape = tuple(devices // fixed if size == -1 else size for size in sizes)
     return jax.make_mesh(shape, AXES, (jax.sharding.AxisType.Auto,) * len(AXES))

@@ -46,6 +46,11 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
+    def data(self) -> Path:
+        """Token files, where the run was given raw text and no other cache."""
+        return self.path / "data"
+
+    @property
     def log(self) -> Path:
         """What was said on the way, with the time."""
         return self.path / "log.txt"
@@ -121,9 +126,11 @@ def _numbers(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_strangers(folder: RunFolder) -> None:
-    # A lock, a log and the leavings of an interrupted write (all hidden but the log) may come before config.json.
+    # A lock, the leavings of an interrupted write (both hidden), a log and token files may come before config.json.
     strangers = sorted(
-        child.name for child in folder.path.iterdir() if not child.name.startswith(".") and child != folder.log
+        child.name
+        for child in folder.path.iterdir()
+        if not child.name.startswith(".") and child not in (folder.log, folder.data)
     )
     if strangers:
         raise UsageError(

@@ -57,13 +57,21 @@ class RunConfig:
     init_from: str | None = None  # run folder whose final parameters this run starts from
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "accumulate", "log_every", "eval_tokens", "checkpoint_every",
-                     "checkpoints_kept"):
+        for name in (
+            "steps",
+            "batch_size",
+            "accumulate",
+            "log_every",
+            "eval_tokens",
+            "checkpoint_every",
+            "checkpoints_kept",
+        ):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} is {getattr(self, name)}; it must be at least 1", where="config")
         if self.batch_size % self.accumulate:
-            raise UsageError(f"accumulate {self.accumulate} does not divide batch_size {self.batch_size}",
-                             where="config")
+            raise UsageError(
+                f"accumulate {self.accumulate} does not divide batch_size {self.batch_size}", where="config"
+            )
 
     @property
     def tokens_per_step(self) -> int:

@@ -1,0 +1,64 @@
+"""The default ladder: a law from models of 7 to 300 thousand parameters, in minutes on two cores without accelerator.
+
+Bytes of the standard library's source, two layers, windows of 64, 256 tokens a step. Four IsoFLOP budgets of five sizes
+each, about a factor 1.7 apart and centred on the sizes that pilot runs found best; a run of 2.5 times the largest budget
+is held out. The learning rate is tuned first, at the lowest budget.
+
+    lm sweep configs/ladders/quick.py --workdir runs
+"""
+
+from ml_collections import ConfigDict
+
+from lm.sweep.ladder import chain, isoflop, sizes
+
+BUDGETS = {  # training FLOP, every product counted (flops_matmul) -> widths
+    1.2e11: (12, 16, 24, 32, 44),
+    2.4e11: (16, 24, 32, 44, 60),
+    4.8e11: (24, 32, 44, 60, 80),
+    9.6e11: (32, 44, 60, 80, 108),
+}
+HELD_OUT = 2.4e12, 72
+TUNED = (16, 24, 44)
+
+
+def shapes(*widths: int) -> list[dict]:
+    return sizes(widths, depth=2, n_head=2, ff_ratio=4)
+
+
+def get_config(arg: str | None = None) -> ConfigDict:
+    del arg
+    fitted = [isoflop(shapes(*widths), [budget]) for budget, widths in BUDGETS.items()]
+    # The same run with other seeds: how far one run lies from another of the same size and length.
+    repeats = [
+        {**cell, "role": "repeat", "overrides": {**cell["overrides"], "seed": seed, "data.seed": seed}}
+        for cell in isoflop(shapes(32), [2.4e11])
+        for seed in (1, 2)
+    ]
+    budget, width = HELD_OUT
+    return ConfigDict(
+        {
+            "name": "quick",
+            "base": {
+                "model": {
+                    "vocab_size": 257,
+                    "context_length": 64,
+                    "n_layer": 2,
+                    "d_model": 32,
+                    "n_head": 2,
+                    "d_ff": 128,
+                    "feed_forward": "gelu",
+                },
+                "data": {"corpus": "stdlib", "tokenizer": "bytes"},
+                "optimizer": {"peak_lr": 1e-2, "warmup_steps": 50},
+                "batch_size": 4,
+                "steps": 1000,
+                "log_every": 100,
+                "checkpoint_every": 4000,
+                "checkpoints_kept": 1,
+                "eval_tokens": 131_072,
+            },
+            "tune": {"cells": isoflop(shapes(*TUNED), [min(BUDGETS)]), "rates": [3e-3, 7e-3, 1.6e-2, 3.7e-2]},
+            "cells": chain(*fitted, repeats, isoflop(shapes(width), [budget], role="holdout")),
+            "fit": {"n": "params_total", "d": "tokens", "c": "flops_matmul", "loss": "loss", "bootstrap": 1000},
+        }
+    )

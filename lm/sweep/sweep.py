@@ -1,0 +1,225 @@
+"""A sweep, top to bottom: plan, tune, train the rest, gather the table, fit, predict the held-out run, report."""
+
+import dataclasses
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import rich
+
+from lm.base.config import content_hash, to_dict
+from lm.base.errors import RunError
+from lm.base.files import write_json, write_text
+from lm.base.progress import bar, console
+from lm.data.corpus import Corpus, prepare
+from lm.model.accounting import count_parameters
+from lm.parallel.peak import measured_matmul_flops
+from lm.run.folder import RunFolder
+from lm.run.lock import locked
+from lm.scaling.describe import describe
+from lm.scaling.fit import FitResult, fit_table
+from lm.scaling.plan import predict
+from lm.scaling.report import write_report
+from lm.scaling.table import NAMES
+from lm.sweep.ladder import Cell, Ladder, Role
+from lm.sweep.local import Local, slots
+from lm.sweep.plan import Planned, estimated_seconds, plan_table, planned
+from lm.sweep.tune import Rule, fit_rule
+from lm.train.config import RunConfig
+
+Row = dict[str, Any]
+
+FITTED = (Role.FIT, Role.REPEAT)
+
+
+def sweep(ladder: Ladder, workdir: Path | str, *, jobs: int | None = None, dry_run: bool = False) -> Path:
+    """Runs what a ladder still lacks under `<workdir>/<ladder name>/` and returns that folder.
+
+    Finished cells are skipped by content, interrupted ones continue, a failed one does not stop the others.
+
+    Args:
+      ladder: the sweep.
+      workdir: where the sweep's folder lies.
+      jobs: cells at once; None: one a core.
+      dry_run: print the plan and its estimated cost, and train nothing.
+
+    Raises:
+      RunError: cells failed (all others are finished first), or nothing is left to fit.
+      KeyboardInterrupt: running cells have saved and ended.
+    """
+    folder = Path(workdir) / ladder.name
+    with locked(folder):
+        corpora = _Corpora(folder / "data")
+        local = Local(folder, ladder.name, slots(jobs))
+        tune = _tune_cells(ladder, corpora)
+        _print_plan(ladder, folder, tune, _cells(ladder, corpora, None), local)
+        if dry_run:
+            return folder
+        write_json(folder / "ladder.json", to_dict(ladder))
+        failures = _run("tune", tune, local) if tune else []
+        rule = _rule(folder, tune) if tune else None
+        cells = _cells(ladder, corpora, rule)
+        failures += _run("cells", cells, local)
+        table = _gather(folder, [*tune, *cells])
+        _fit(ladder, folder, table)
+        print(f"\nreport: {write_report(folder)}")
+        if failures:
+            raise RunError(f"{len(failures)} of {len(tune) + len(cells)} cells failed: {'; '.join(failures)}",
+                           where=str(folder), do="The same command tries them again.")  # fmt: skip
+    return folder
+
+
+class _Corpora:
+    """The corpora of a ladder's cells, each prepared once."""
+
+    def __init__(self, cache: Path):
+        self._cache = cache
+        self._known: dict[str, Corpus] = {}
+
+    def __call__(self, config: RunConfig) -> Corpus:
+        key = content_hash(config.data)
+        if key not in self._known:
+            self._known[key] = prepare(config.data, self._cache)
+        return self._known[key]
+
+
+def _tune_cells(ladder: Ladder, corpora: _Corpora) -> list[Planned]:
+    if ladder.tune is None:
+        return []
+    return planned(
+        [
+            (dataclasses.replace(cell, role=Role.TUNE), _at_rate(cell.config(ladder.base), rate))
+            for cell in ladder.tune.cells
+            for rate in ladder.tune.rates
+        ],
+        corpora,
+    )
+
+
+def _cells(ladder: Ladder, corpora: _Corpora, rule: Rule | None) -> list[Planned]:
+    """The cells after the tune stage, at the rates of its rule (of the base while there is none)."""
+
+    def config(cell: Cell) -> RunConfig:
+        plain = cell.config(ladder.base)
+        if rule is None or "optimizer.peak_lr" in cell.overrides:
+            return plain
+        return _at_rate(plain, rule.rate(count_parameters(plain.model).total))
+
+    return planned([(cell, config(cell)) for cell in ladder.cells], corpora)
+
+
+def _at_rate(config: RunConfig, rate: float) -> RunConfig:
+    return dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, peak_lr=rate))
+
+
+def _print_plan(ladder: Ladder, folder: Path, tune: Sequence[Planned], cells: Sequence[Planned], local: Local) -> None:
+    if tune:
+        rich.print(plan_table(tune, f"{ladder.name}: tune stage"))
+        title = f"{ladder.name}: cells (learning rates and names follow from the tune stage)"
+    else:
+        title = f"{ladder.name}: cells"
+    rich.print(plan_table(cells, title))
+    left = [cell for cell in [*tune, *cells] if not _finished(folder, cell)]
+    count = len(local.cores)
+    seconds = estimated_seconds(left, count, measured_matmul_flops("float32") / count)
+    flops = sum(cell.flops for cell in left)
+    print(
+        f"{len(left)} of {len(tune) + len(cells)} cells to train, {flops:.3g} FLOP, {count} at once: "
+        f"about {seconds / 60:.1f} minutes (estimated from this machine's matmul rate)"
+    )
+
+
+def _run(title: str, cells: Sequence[Planned], local: Local) -> list[str]:
+    """Trains the cells that have no result yet; returns a line for each that failed."""
+    waiting = [cell for cell in cells if not _finished(local.sweep, cell)]
+    failures, spent, total = [], 0, sum(cell.flops for cell in waiting)
+    with bar(title, total) as progress:
+        for number, outcome in enumerate(local.run(waiting), start=1):
+            cell = outcome.cell
+            spent += cell.flops
+            what = f"[{number}/{len(waiting)}] {cell.id} {cell.role.value} N={cell.n:,} D={cell.tokens:,}"
+            if outcome.why:
+                failures.append(f"{cell.id} ({outcome.why})")
+                console.print(f"{what} FAILED: {outcome.why}", highlight=False, style="red")
+            else:
+                loss = _result(local.sweep, cell)["loss"]
+                console.print(f"{what} loss {loss:.4f} in {outcome.seconds:.0f} s", highlight=False)
+            progress.update(spent, f"{number} of {len(waiting)} cells")
+    return failures
+
+
+def _finished(folder: Path, cell: Planned) -> bool:
+    return RunFolder(folder / cell.id).result.is_file()
+
+
+def _result(folder: Path, cell: Planned) -> Row:
+    return json.loads(RunFolder(folder / cell.id).result.read_text())
+
+
+def _rule(folder: Path, tune: Sequence[Planned]) -> Rule:
+    rows = [
+        {"n": row["params_total"], "peak_lr": row["peak_lr"], "loss": row["loss"]}
+        for row in (_result(folder, cell) for cell in tune if _finished(folder, cell))
+    ]
+    rule = fit_rule(rows)
+    write_json(folder / "tune.json", {"rows": rows, "rule": dataclasses.asdict(rule)})
+    print(f"tune: {rule.text}")
+    return rule
+
+
+def _gather(folder: Path, cells: Iterable[Planned]) -> pd.DataFrame:
+    """Writes and returns `table.csv`: a row a finished cell, in the order of the plan.
+
+    Raises:
+      RunError: no cell has finished.
+    """
+    rows = [_result(folder, cell) for cell in cells if _finished(folder, cell)]
+    if not rows:
+        raise RunError("no cell finished", where=str(folder), do="See the failures above.")
+    table = pd.DataFrame(rows, columns=list(NAMES))
+    write_text(folder / "table.csv", table.to_csv(index=False))
+    return table
+
+
+def _fit(ladder: Ladder, folder: Path, table: pd.DataFrame) -> None:
+    """Fits what the ladder fixed beforehand, then, and only then, reads the held-out run."""
+    plan = ladder.fit
+    where = " or ".join(f"role == '{role.value}'" for role in FITTED)
+    result = fit_table(
+        table, n=plan.n, d=plan.d, c=plan.c, loss=plan.loss, law=plan.law, objective=plan.objective,
+        where=f"({where}) and ({plan.where})" if plan.where else where, bootstrap=plan.bootstrap, seed=plan.seed,
+        command=f"lm sweep: ladder '{ladder.name}'",
+    )  # fmt: skip
+    result.save(folder / "fit.json")
+    print(f"\n{describe(result)}")
+    held_out = table[table["role"] == Role.HOLDOUT.value]
+    if len(held_out):
+        _judge(result, plan.n, plan.d, plan.c, plan.loss, held_out.iloc[0], folder)
+
+
+def _judge(result: FitResult, n: str, d: str, c: str, loss: str, row: pd.Series, folder: Path) -> None:
+    found = predict(result, float(row[n]), float(row[d]))
+    measured = float(row[loss])
+    low, high = found.prediction_interval
+    verdict = {
+        "n": float(row[n]),
+        "d": float(row[d]),
+        "c": float(row[c]),
+        "predicted": found.mean,
+        "mean_interval": list(found.mean_interval),
+        "prediction_interval": [low, high],
+        "measured": measured,
+        "error_percent": 100 * (measured / found.mean - 1),
+        "inside": low <= measured <= high,
+    }
+    write_json(folder / "holdout.json", verdict)
+    place = "inside" if verdict["inside"] else "OUTSIDE"
+    print(
+        f"\nheld-out run, N = {verdict['n']:,.0f}, D = {verdict['d']:,.0f}, {verdict['c']:.3g} FLOP "
+        f"({found.extrapolation.c:.2g} times the largest fitted):\n"
+        f"  predicted {found.mean:.4f} nats/token, mean in [{found.mean_interval[0]:.4f}, {found.mean_interval[1]:.4f}],"
+        f" one run in [{low:.4f}, {high:.4f}] (95 %)\n"
+        f"  measured  {measured:.4f} nats/token: {verdict['error_percent']:+.2f} %, {place} the prediction interval"
+    )

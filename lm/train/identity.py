@@ -1,0 +1,31 @@
+"""What makes two runs the same run: the configuration without paths, and the fingerprints of what the paths hold."""
+
+from pathlib import Path
+
+from lm.base.config import content_hash, to_dict
+from lm.data.corpus import Corpus
+from lm.run.folder import MAY_CHANGE, RunFolder
+from lm.train.config import RunConfig
+
+
+def identity_of(config: RunConfig, corpus: Corpus) -> dict[str, str]:
+    """Fingerprints by name: corpus, tokenizer, evaluation sets and, where there is one, the run started from."""
+    identity = {
+        "corpus": corpus.train.fingerprint,
+        "tokenizer": corpus.tokenizer.fingerprint,
+        "evaluation": corpus.validation.fingerprint,
+        **{f"evaluation/{name}": file.fingerprint for name, file in corpus.extra.items()},
+    }
+    if config.init_from is not None:
+        identity["init_from"] = content_hash(RunFolder(Path(config.init_from)).read_config())
+    return identity
+
+
+def cell_id(config: RunConfig, identity: dict[str, str]) -> str:
+    """The run's name: a hash that moves with every number and text it depends on, and with no path."""
+    values = to_dict(config)
+    for name in (*MAY_CHANGE, "init_from"):
+        del values[name]
+    for name in ("corpus", "tokenizer", "separator", "validation_fraction", "extra_validation"):
+        del values["data"][name]
+    return content_hash({"config": values, "identity": identity})

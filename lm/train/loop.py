@@ -1,0 +1,177 @@
+"""A training run, top to bottom: data, folder, start, steps, result."""
+
+import contextlib
+import dataclasses
+import logging
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from lm.base.errors import UsageError
+from lm.base.progress import bar
+from lm.data.batches import Batches
+from lm.data.corpus import Corpus, prepare
+from lm.parallel.mesh import make_mesh
+from lm.parallel.rules import put_batch
+from lm.run.checkpoint import Checkpoints
+from lm.run.folder import RunFolder, log_to, open_run
+from lm.run.lock import locked
+from lm.run.record import MetricsLog, RowLog, write_result
+from lm.run.writers import TensorBoardWriter, WandbWriter, Writer
+from lm.train.config import RunConfig
+from lm.train.identity import identity_of
+from lm.train.optimizer import learning_rate
+from lm.train.recorder import Recorder
+from lm.train.result import Labels, result_row
+from lm.train.start import start
+from lm.train.step import make_train_step
+from lm.train.validation import Validation
+
+logger = logging.getLogger("lm.train")
+
+
+def train(
+    config: RunConfig,
+    workdir: Path | str,
+    *,
+    cache: Path | str | None = None,
+    labels: Labels = Labels(),
+    profile: tuple[int, int] | None = None,
+    wandb: bool = False,
+) -> dict[str, Any]:
+    """Trains `config` in the run folder `workdir`, or continues what is there, and returns its row of the run table.
+
+    Args:
+      config: the whole run.
+      workdir: the run folder.
+      cache: where raw text is tokenised to; default `<workdir>/data`.
+      labels: what the run table says of the run's place in a ladder.
+      profile: first and last step (counted from 1) of a trace written to `<workdir>/profile`.
+      wandb: also log to Weights & Biases.
+
+    Raises:
+      UsageError: the configuration does not fit the data, the devices or what the folder holds.
+      RunError: NaN, a full disk, another process in the folder, no usable checkpoint.
+      KeyboardInterrupt: stopped by SIGINT or SIGTERM, after a checkpoint.
+    """
+    workdir, begun = Path(workdir), time.monotonic()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(locked(workdir))
+
+        # Data, devices, and a folder that agrees with both.
+        corpus = prepare(config.data, Path(cache) if cache else RunFolder(workdir).data)
+        mesh = make_mesh(config.mesh)
+        _check_fit(config, corpus, mesh.size)
+        identity = identity_of(config, corpus)
+        batches = Batches(
+            corpus.train,
+            config.model.context_length,
+            config.batch_size,
+            config.data.seed,
+            config.data.segment_mask,
+            jax.process_index(),
+            jax.process_count(),
+        )
+        validation = Validation(config, corpus)
+        folder = open_run(workdir, config, identity)
+        stack.callback(logger.removeHandler, log_to(folder, logger))
+        metrics = stack.enter_context(MetricsLog(folder.metrics))
+        timing = stack.enter_context(RowLog(folder.timing))
+        checkpoints = stack.enter_context(contextlib.closing(Checkpoints(folder.checkpoints, config.checkpoints_kept)))
+
+        # Start: resume, fine-tune, initialise from, or fresh.
+        begin = start(config, mesh, folder, checkpoints, metrics, batches.fingerprint, identity)
+        logger.info(begin.how)
+        writers: list[Writer] = [TensorBoardWriter(folder, begin.step + 1)]
+        if wandb:
+            writers.append(WandbWriter(folder, folder.read_config()["config"]))
+        for writer in writers:
+            stack.callback(writer.close)
+        recorder = Recorder(config, metrics, timing, writers, begin.step, begin.interval)
+
+        def evaluate(step: int, params) -> dict[str, Any]:
+            scores = validation(params)
+            for name, score in scores.items():
+                recorder.evaluation(step, name, score)
+            return scores
+
+        # Steps.
+        state = begin.state
+        train_step = make_train_step(config, mesh)
+        stopped = stack.enter_context(_stop_signals())
+        progress = stack.enter_context(bar(workdir.name, config.steps))
+        rows = batches.iterate(begin.step)
+        for step in range(begin.step + 1, config.steps + 1):
+            if profile and step == profile[0]:
+                jax.profiler.start_trace(str(workdir / "profile"))
+            lr = np.float32(learning_rate(config.optimizer, config.steps, step - 1))
+            state, device_metrics = train_step(state, put_batch(next(rows), mesh), lr)
+            recorder.dispatched(step, device_metrics)
+            progress.update(step, recorder.numbers)
+            if profile and step == profile[1]:
+                jax.block_until_ready(state)
+                jax.profiler.stop_trace()
+            if config.eval_every and step % config.eval_every == 0 and step < config.steps:
+                recorder.drain()
+                evaluate(step, state["params"])
+            if step % config.checkpoint_every == 0 or step == config.steps or stopped:
+                recorder.drain()
+                checkpoints.save(
+                    step,
+                    state,
+                    {
+                        "pipeline": batches.fingerprint,
+                        "metrics": dataclasses.asdict(metrics.position()),
+                        "interval": recorder.interval,
+                        "wall_seconds": begin.wall_seconds + time.monotonic() - begun,
+                    },
+                )
+            if stopped:
+                raise KeyboardInterrupt
+
+        # Result.
+        score = evaluate(config.steps, state["params"])["validation"]
+        checkpoints.wait()
+        wall_seconds = begin.wall_seconds + time.monotonic() - begun
+        row = result_row(config, corpus, identity, folder, score, wall_seconds, labels)
+        write_result(folder, row)
+        return row
+
+
+def _check_fit(config: RunConfig, corpus: Corpus, devices: int) -> None:
+    """Refuses what would only fail, or be silently wrong, deep inside a compiled step."""
+    if config.model.vocab_size != corpus.tokenizer.vocab_size:
+        raise UsageError(
+            f"vocab_size is {config.model.vocab_size}, and the tokenizer has {corpus.tokenizer.vocab_size} entries",
+            where="config.model",
+            do="Set --config.model.vocab_size to the tokenizer's, or name another --config.data.tokenizer.",
+        )
+    rows = config.batch_size // config.accumulate
+    if rows % devices:
+        raise UsageError(
+            f"{rows} rows a microbatch do not divide over {devices} devices",
+            where="config.batch_size",
+            do="Make batch_size / accumulate a multiple of the device count.",
+        )
+
+
+@contextlib.contextmanager
+def _stop_signals() -> Iterator[list[int]]:
+    """Collects SIGINT and SIGTERM in a list instead of dying at once, so that the loop can save first."""
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, lambda number, _: received.append(number)) for number in signals]
+    try:
+        yield received
+    finally:
+        for number, handler in zip(signals, before, strict=True):
+            signal.signal(number, handler)

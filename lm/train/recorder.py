@@ -1,0 +1,119 @@
+"""What a run says while it trains: rows, clocks, warnings, and the word that stops it when the loss is not a number."""
+
+import logging
+import math
+import statistics
+import time
+from collections.abc import Sequence
+
+import jax
+
+from lm.base.errors import RunError
+from lm.model.score import Score
+from lm.model.transformer import expected_first_loss
+from lm.run.record import MetricsLog, RowLog
+from lm.run.writers import Writer
+from lm.train.config import RunConfig
+from lm.train.optimizer import learning_rate
+
+logger = logging.getLogger("lm.train")
+
+FIRST_LOSS_TOLERANCE = 0.5  # nats/token; random parameters differ from the expected first loss by far less
+
+
+class Recorder:
+    """Turns the device metrics of each step into rows of `metrics.jsonl`, `timing.jsonl` and the writers.
+
+    Device scalars are kept until a row is due and fetched only after a later step has been dispatched, so that logging
+    never stalls the device. `interval` holds what has been fetched since the last row; a checkpoint keeps it.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        metrics: MetricsLog,
+        timing: RowLog,
+        writers: Sequence[Writer],
+        step: int,
+        interval: Sequence[dict[str, float]],
+    ):
+        self._config, self._metrics, self._timing, self._writers = config, metrics, timing, writers
+        self._pending: list[tuple[int, dict[str, jax.Array]]] = []
+        self.interval = list(interval)
+        self.numbers = ""
+        self._clock: float | None = None  # when the last row was written; unknown at first and across evaluations
+        self._clock_step = step
+
+    def dispatched(self, step: int, metrics: dict[str, jax.Array]) -> None:
+        """Takes the device metrics of `step` (counted from 1), and writes the row of the step before when it is due."""
+        due = step - 1
+        if self._pending and self._is_due(due):
+            self.drain()
+        self._pending.append((step, metrics))
+
+    def drain(self) -> None:
+        """Fetches everything pending and writes the rows that are due.
+
+        Raises:
+          RunError: a loss or gradient norm is not finite; its row has been written.
+        """
+        for step, device in self._pending:
+            values = {name: float(value) for name, value in jax.device_get(device).items()}
+            self.interval.append(values)
+            finite = all(math.isfinite(value) for value in values.values())
+            if self._is_due(step) or not finite:
+                self._write(step)
+            if not finite:
+                raise RunError(
+                    f"loss {values['loss']} and gradient norm {values['grad_norm']} at step {step}",
+                    where=str(self._metrics.path),
+                    do="Lower peak_lr, raise warmup_steps or set clip_norm; checkpoints hold earlier steps.",
+                )
+            if step == 1:
+                self._check_first_loss(values["loss"])
+        self._pending.clear()
+
+    def evaluation(self, step: int, name: str, score: Score) -> None:
+        """Writes the row of one evaluation set."""
+        row = {"loss": score.nats_per_token, "loss_se": score.standard_error, "bits_per_byte": score.bits_per_byte}
+        tokens = step * self._config.tokens_per_step
+        self._metrics.append(
+            {"kind": "eval", "step": step, "tokens": tokens, "set": name, **row, "scored": score.tokens}
+        )
+        for writer in self._writers:
+            writer.write(step, {f"{name}/{key}": value for key, value in row.items()})
+        self._clock = None  # an interval with an evaluation in it says nothing about the step
+
+    def _is_due(self, step: int) -> bool:
+        return step == 1 or step % self._config.log_every == 0 or step == self._config.steps
+
+    def _write(self, step: int) -> None:
+        config = self._config
+        row = {name: statistics.fmean(values[name] for values in self.interval) for name in self.interval[0]}
+        row["lr"] = learning_rate(config.optimizer, config.steps, step - 1)
+        self._metrics.append({"kind": "train", "step": step, "tokens": step * config.tokens_per_step, **row})
+        self.interval.clear()
+        for writer in self._writers:
+            writer.write(step, row)
+        self.numbers = f"loss {row['loss']:.4f}"
+        self._time(step)
+
+    def _time(self, step: int) -> None:
+        now = time.monotonic()
+        if self._clock is not None:
+            seconds, steps = now - self._clock, step - self._clock_step
+            rate = steps * self._config.tokens_per_step / seconds
+            self._timing.append({"step": step, "steps": steps, "seconds": seconds, "tokens_per_second": rate})
+            self.numbers += f"  {rate:,.0f} tokens/s"
+        self._clock, self._clock_step = now, step
+
+    def _check_first_loss(self, loss: float) -> None:
+        expected = expected_first_loss(self._config.model)
+        if self._config.init_from is None and abs(loss - expected) > FIRST_LOSS_TOLERANCE:
+            logger.warning(
+                "the first loss is %.3f nats/token where random parameters give %.3f (about ln %d): "
+                "look at the initialisation or the targets",
+                loss,
+                expected,
+                self._config.model.vocab_size,
+            )

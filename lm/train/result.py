@@ -1,0 +1,94 @@
+"""A finished run as one row of the run table."""
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from lm.data.corpus import Corpus
+from lm.model.accounting import Flops, count_parameters, step_flops
+from lm.model.score import Score
+from lm.parallel.peak import peak_flops
+from lm.run.folder import RunFolder
+from lm.run.record import environment, versions
+from lm.train.config import RunConfig
+from lm.train.identity import cell_id
+from lm.train.optimizer import lr_fraction
+
+
+@dataclasses.dataclass(frozen=True)
+class Labels:
+    """What a ladder says of a cell and the run itself cannot know."""
+
+    sweep: str = ""
+    role: str = ""
+    budget: float = 0.0
+
+
+def result_row(
+    config: RunConfig,
+    corpus: Corpus,
+    identity: dict[str, str],
+    folder: RunFolder,
+    score: Score,
+    wall_seconds: float,
+    labels: Labels,
+) -> dict[str, Any]:
+    """The row of the run table (`lm.scaling.table`): every number with the convention that its column states."""
+    model, counts, facts = config.model, count_parameters(config.model), environment()
+    tokens = config.steps * config.tokens_per_step
+    rates = [row["tokens_per_second"] for row in _rows(folder.timing)]
+    rate = statistics.median(rates) if rates else tokens / wall_seconds
+    peak = peak_flops(model.dtype.value)
+    last = [row["loss"] for row in _rows(folder.metrics) if row["kind"] == "train" and row["step"] > 0.9 * config.steps]
+    return {
+        "cell": cell_id(config, identity),
+        **dataclasses.asdict(labels),
+        "seed": config.seed,
+        "data_seed": config.data.seed,
+        "commit": facts["commit"],
+        "versions": versions(facts),
+        **{name: identity[name] for name in ("corpus", "tokenizer", "evaluation")},
+        "context_length": model.context_length,
+        **{f"params_{group.name}": getattr(counts, group.name) for group in dataclasses.fields(counts)},
+        "params_total": counts.total,
+        "params_active": counts.active,
+        "params_nonembedding": counts.nonembedding,
+        "n_layer": model.n_layer,
+        "d_model": model.d_model,
+        "n_head": model.n_head,
+        "n_kv_head": model.kv_heads,
+        "d_ff": model.d_ff,
+        "vocab_size": model.vocab_size,
+        "tokens": tokens,
+        "tokens_unique": min(tokens, _epoch_tokens(config, corpus)),
+        "tokens_per_step": config.tokens_per_step,
+        "steps": config.steps,
+        "peak_lr": config.optimizer.peak_lr,
+        "warmup_steps": config.optimizer.warmup_steps,
+        **{convention.value: step_flops(model, tokens, convention) for convention in Flops},
+        "loss": score.nats_per_token,
+        "loss_se": score.standard_error,
+        "train_loss": statistics.fmean(last),
+        "bits_per_byte": score.bits_per_byte,
+        "lr_fraction": lr_fraction(config.optimizer, config.steps, config.steps - 1),
+        "decayed": 1,
+        "wall_seconds": wall_seconds,
+        "tokens_per_second": rate,
+        "mfu": step_flops(model, 1, Flops.MATMUL) * rate / (peak * jax.device_count()),
+        "peak_flops": peak,
+    }
+
+
+def _epoch_tokens(config: RunConfig, corpus: Corpus) -> int:
+    """Tokens predicted in one pass over the training windows."""
+    length = config.model.context_length
+    return (corpus.train.tokens - 1) // length * length
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    return (json.loads(line) for line in path.read_text().splitlines())
