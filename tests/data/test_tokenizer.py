@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lm.base.errors import UsageError
+from lm.data.sources import read_documents
 from lm.data.tokenizer import END_OF_TEXT, HuggingFaceTokenizer, Tokenizer, load_tokenizer, train_bpe
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=200)
@@ -60,6 +61,13 @@ def test_gpt2_gives_the_published_ids(gpt2: Tokenizer, shared: Path) -> None:
     raw = tokenizers.Tokenizer.from_file(str(shared / "data/gpt2-tokenizer/tokenizer.json"))
     text = (shared / "data/tinyshakespeare/input.txt").read_text()[:20_000]
     assert gpt2.encode(text).tolist() == raw.encode(text).ids
+
+
+@pytest.mark.slow
+def test_gpt2_takes_its_known_number_of_bytes_a_token(gpt2: Tokenizer, shared: Path) -> None:
+    text = "\n".join(read_documents(str(shared / "data/gutenberg/val-00000.jsonl.xz")))[:2_000_000]
+    # Published as 3.80, which is the first 2 MB; all 25 books together give 3.69.
+    assert len(text.encode()) / len(gpt2.encode(text)) == pytest.approx(3.80, abs=0.01)
 
 
 @pytest.mark.parametrize("name", ["bytes", "bpe", "gpt2"])
