@@ -85,9 +85,11 @@ class Checkpoints:
 
         Args:
           abstract_state: the tree of `jax.ShapeDtypeStruct`, with shardings, that the state comes back as.
-          accept: called with a checkpoint's meta; an `LmError` that it raises makes the search go on to an older one.
+          accept: called with a checkpoint's meta, by process 0 only. A `RunError` that it raises makes the search go on
+            to an older one; a `UsageError` ends it.
 
         Raises:
+          UsageError: what `accept` raised.
           RunError: checkpoints exist and none can be used (nothing is renamed then), or the state in them has other
             leaves, shapes or types than `abstract_state`.
         """
@@ -181,15 +183,22 @@ def _agreed(judge: Callable[..., str | None], *what: Any) -> str | None:
     """Process 0 judges, for all: each must go on to the same checkpoint, and only process 0 need see every file."""
     if jax.process_count() == 1:
         return judge(*what)
-    why = judge(*what) if jax.process_index() == 0 else None
-    passed_over = multihost_utils.broadcast_one_to_all(np.int32(why is not None))
+    why, error = None, None
+    if jax.process_index() == 0:
+        try:
+            why = judge(*what)
+        except LmError as raised:  # told to the others first, which would wait for ever
+            error = raised
+    passed_over, ended = multihost_utils.broadcast_one_to_all(np.array([why is not None, error is not None]))
+    if ended:
+        raise error or UsageError("process 0 has ended the search for a checkpoint and says why")
     return (why or "process 0 says why") if passed_over else None
 
 
 def _refusal(accept: Callable[[dict[str, Any]], None], meta: dict[str, Any]) -> str | None:
     try:
         accept(meta)
-    except LmError as error:
+    except RunError as error:
         return str(error)
     return None
 

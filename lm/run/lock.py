@@ -1,12 +1,14 @@
 """One process a run folder: a lock that dies with the process that holds it."""
 
 import contextlib
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from lm.base.errors import RunError
+from lm.base.errors import RunError, UsageError
+from lm.base.files import disk_full
 
 NAME = ".lock"
 
@@ -19,11 +21,19 @@ def locked(path: Path | str) -> Iterator[None]:
     several processes that train one run together, only process 0 takes it.
 
     Raises:
-      RunError: another process holds it; the message names that process.
+      UsageError: the folder cannot be made or written to.
+      RunError: another process holds it; the message names that process. Or the disk is full.
     """
     path = Path(path)
-    path.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path / NAME, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path / NAME, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise disk_full(path) from error
+        raise UsageError(
+            f"cannot be a run folder: {error.strerror}", where=str(path), do="Use another --workdir."
+        ) from None
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -3,6 +3,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -28,6 +29,43 @@ for step in itertools.count(1):
     state = {"params": {"w": jnp.full((64, 64), step, jnp.float32)}, "step": jnp.int32(step)}
     checkpoints.save(step, state, {"step": step})
     print(step, flush=True)
+"""
+
+
+TWO_PROCESSES = """
+import sys
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+index, address, path = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize(address, 2, index)
+from jax.experimental import multihost_utils
+
+from lm.base.errors import RunError
+from lm.run.checkpoint import Checkpoints
+
+mesh = jax.make_mesh((2,), ("data",), (jax.sharding.AxisType.Auto,))
+sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+checkpoints = Checkpoints(path, keep=3)
+for step in (1, 2, 3):
+    whole = np.full((8, 4), step, np.float32)
+    state = {"w": jax.make_array_from_callback(whole.shape, sharding, lambda part: whole[part])}
+    checkpoints.save(step, state, {"step": step})
+checkpoints.wait()
+multihost_utils.sync_global_devices("saved")
+
+def accept(meta):
+    assert index == 0
+    if meta["step"] == 3:
+        raise RunError("its rows are gone")
+
+found = checkpoints.restore_latest({"w": jax.ShapeDtypeStruct((8, 4), jnp.float32, sharding=sharding)}, accept)
+checkpoints.save(3, state, {"step": 3})
+checkpoints.close()
+(shard,) = found.state["w"].addressable_shards
+print("found", found.step, shard.index[0].start, float(shard.data[0, 0]))
 """
 
 
@@ -188,6 +226,15 @@ def test_a_refused_meta_makes_the_search_go_on(copy):
     assert latest_step(copy) == 1
 
 
+def test_a_request_that_is_wrong_ends_the_search(copy):
+    def refuse(meta):
+        raise UsageError("another data pipeline")
+
+    with pytest.raises(UsageError, match="another data pipeline"):
+        restored(copy, accept=refuse)
+    assert sorted(child.name for child in copy.iterdir()) == ["1", "2", "3"]
+
+
 def test_when_none_can_be_used_the_error_names_each_and_nothing_is_renamed(copy):
     for step in "123":
         flip_a_bit(copy / step)
@@ -242,6 +289,8 @@ def test_parameters_of_a_run_without_checkpoints_are_a_usage_error(tmp_path):
         load_params(tmp_path / "none", {})
 
 
+# TensorStore's other writes end after Orbax has closed the event loop that they report to.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_full_disk_is_one_line_and_the_older_checkpoint_stays_whole(small_disk):
     checkpoints = Checkpoints(small_disk / "checkpoints", keep=1)
     checkpoints.save(1, state_at(1), {"step": 1})
@@ -284,3 +333,31 @@ def test_after_kill_9_in_the_middle_of_saving_the_newest_is_whole(tmp_path, seed
     checkpoints.save(found.step + 1, found.state, {"step": found.step + 1})
     checkpoints.close()
     assert all(child.name.isdigit() for child in tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_two_processes_agree_on_the_checkpoint_and_each_gets_its_shard(tmp_path):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    path = tmp_path / "checkpoints"
+    environment = {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", TWO_PROCESSES, str(index), address, str(path)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for index in (0, 1)
+    ]
+    try:
+        said = [process.communicate(timeout=120)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [text[text.index("found") :].split() for text in said] == [
+        ["found", "2", "0", "2.0"],
+        ["found", "2", "4", "2.0"],
+    ]
+    assert sorted(child.name for child in path.iterdir()) == ["1", "2", "3", "3.corrupt"]

@@ -101,6 +101,12 @@ def test_a_second_process_is_refused_by_the_pid_of_the_first_until_that_is_kille
         pass
 
 
+def test_a_file_in_the_folders_place_is_one_line(tmp_path):
+    (tmp_path / "run").write_text("x")
+    with pytest.raises(UsageError, match="cannot be a run folder"), locked(tmp_path / "run"):
+        pass
+
+
 def test_a_lock_is_free_after_its_block_even_when_that_fails(tmp_path):
     def fail() -> None:
         with locked(tmp_path):

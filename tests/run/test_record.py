@@ -9,7 +9,7 @@ import sys
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lm.base.errors import RunError
@@ -28,6 +28,7 @@ while True:
 """
 
 
+@settings(max_examples=30, deadline=None)  # each example opens a file, whose time a busy disk sets
 @given(st.lists(st.dictionaries(st.text(max_size=3), st.floats(allow_nan=False, allow_infinity=False)), max_size=5))
 def test_floats_come_back_exactly(tmp_path_factory, rows):
     path = tmp_path_factory.mktemp("log") / "m.jsonl"
