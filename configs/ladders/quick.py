@@ -1,8 +1,8 @@
 """The default ladder: a law from models of 7 to 300 thousand parameters, in minutes on two cores without accelerator.
 
-Bytes of the standard library's source, two layers, windows of 64, 256 tokens a step. Four IsoFLOP budgets of five sizes
-each, about a factor 1.7 apart and centred on the sizes that pilot runs found best; a run of 2.5 times the largest budget
-is held out. The learning rate is tuned first, at the lowest budget.
+Bytes of the standard library's source, two layers, windows of 64, 256 tokens a step. Four IsoFLOP budgets of five
+sizes each, about a factor 1.7 apart and centred on the sizes that pilot runs found best; a run of 2.5 times the largest
+budget is held out. The learning rate is tuned first, at the lowest budget.
 
     lm sweep configs/ladders/quick.py --workdir runs
 """

@@ -182,12 +182,12 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
     kind = _without_none(hint)
     if value is None and kind is not hint:
         return None
-    if dataclasses.is_dataclass(kind):
-        if isinstance(value, typing.cast(type, kind)):
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        if isinstance(value, kind):
             return value
         if not isinstance(value, Mapping):
             raise UsageError(f"expected fields of {kind.__name__}, got {value!r}", where=where)
-        return build(typing.cast(type, kind), value, where)
+        return build(kind, value, where)
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         try:
             return kind(value)

@@ -30,7 +30,7 @@ def peak_flops(dtype: str) -> float:
 
 
 def measured_matmul_flops(dtype: str, seconds: float = 0.2) -> float:
-    """The best rate, in FLOP/s, of repeated 1024 x 1024 x 1024 products of `dtype` during `seconds`, compiled before."""
+    """The best rate, in FLOP/s, of repeated 1024 x 1024 x 1024 products of `dtype`, tried for `seconds`."""
     a = jax.random.normal(jax.random.key(0), (_SIDE, _SIDE)).astype(dtype)
     product = jax.jit(jnp.matmul)
     product(a, a).block_until_ready()

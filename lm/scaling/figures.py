@@ -205,29 +205,26 @@ def extrapolation(sweep: FinishedSweep) -> "Figure":
     path_d = held_out["d"] * (grid / held_out["c"]) ** (1 - share)
     path = [predict(sweep.fit, at_n, at_d) for at_n, at_d in zip(path_n, path_d, strict=True)]
     figure = style.new_figure(WIDE, TALL)
-    axes = figure.subplots()
+    axes, close = figure.subplots(1, 2, width_ratios=(3.2, 1))
     colours = style.size_colours(n)
     axes.fill_between(grid, *np.array([at.prediction_interval for at in path]).T, color=FITTED, alpha=0.1, lw=0)
     axes.fill_between(grid, *np.array([at.mean_interval for at in path]).T, color=FITTED, alpha=0.2, lw=0)
     axes.plot(grid, [at.mean for at in path], color=FITTED)
     axes.scatter(c, loss, color=colours.to_rgba(n), s=20, zorder=3, edgecolor="white", linewidth=0.5)
+    axes.plot(held_out["c"], held_out["measured"], "o", color=ACCENT, ms=5.5, mec="white", mew=0.5, zorder=5)
+    axes.annotate("held out", (held_out["c"], held_out["measured"]), xytext=(-7, -7), textcoords="offset points",
+                  ha="right", color=ACCENT, fontsize=8)  # fmt: skip
     axes.axvspan(c.max() * 1.02, limits[1], color="#f6f6f6", zorder=0, lw=0)
-    axes.plot([held_out["c"]] * 2, held_out["prediction_interval"], color=FITTED, lw=6, alpha=0.45, zorder=2,
-              solid_capstyle="butt")  # fmt: skip
-    axes.plot(held_out["c"], held_out["measured"], "o", color=ACCENT, ms=5, mec="white", mew=0.5, zorder=5)
-    above = max(held_out["measured"], held_out["prediction_interval"][1])
-    axes.annotate("held out", (held_out["c"], above), xytext=(0, 6), textcoords="offset points", ha="center",
-                  color=ACCENT, fontsize=8)  # fmt: skip
     axes.set_xlim(*limits)
     style.log_axis(axes.xaxis, style.power)
     axes.set_xlabel(style.label("c", sweep.columns["c"]))
     axes.set_ylabel(style.label("loss", sweep.columns["loss"]))
-    axes.set_title(f"Held-out run: predicted {held_out['predicted']:.3f}, measured {held_out['measured']:.3f}")
+    axes.set_title("Along the law's compute-optimal path")
     style.size_bar(figure, axes, colours, sweep.columns["n"])
+    _close_up(close, held_out)
     style.footnote(figure, sweep.columns["c"], notes=[
-        "Line: the law along its compute-optimal path (N proportional to C to the power "
-        f"{share:.2f}) through the held-out design; bands: 95 % intervals of the mean (dark) "
-        "and of one new run (light); bar: the latter, as it was stated for the held-out run. "
+        f"Line: the law where N grows as C to the power {share:.2f}, through the held-out design; cells lie off it "
+        "as far as their sizes do. Bands and bars: 95 % intervals, dark of the mean, light of one new run. "
         "Shaded: beyond every fitted cell."])  # fmt: skip
     return figure
 
@@ -348,9 +345,26 @@ def _allocation_exponent(fit: FitResult) -> float:
     return float(fit.derived["a"]["value"]) if law_named(fit.law).allocates else 0.5
 
 
-def _label_ends(axes: "Axes", ends: list[tuple[float, float, str, Any]]) -> None:
+def _close_up(axes: "Axes", held_out: dict[str, Any]) -> None:
+    axes.plot([0, 0], held_out["prediction_interval"], color=FITTED, alpha=0.25, lw=11, solid_capstyle="butt")
+    axes.plot([0, 0], held_out["mean_interval"], color=FITTED, alpha=0.45, lw=11, solid_capstyle="butt")
+    axes.plot(0, held_out["predicted"], "_", color=FITTED, ms=16, mew=1.6)
+    axes.plot(0, held_out["measured"], "o", color=ACCENT, ms=5.5, mec="white", mew=0.5)
+    error = f"{held_out['error_percent']:+.2f} %".replace("-", "−")
+    ends = [
+        (0.12, held_out["predicted"], f"predicted\n{held_out['predicted']:.4f}", FITTED),
+        (0.12, held_out["measured"], f"measured\n{held_out['measured']:.4f}\n{error}", ACCENT),
+    ]
+    _label_ends(axes, ends, gap=0.15)
+    axes.set_xlim(-0.25, 1)
+    axes.set_xticks([])
+    axes.spines["bottom"].set_visible(False)
+    axes.set_title("Held-out run")
+
+
+def _label_ends(axes: "Axes", ends: list[tuple[float, float, str, Any]], gap: float = 0.055) -> None:
     low, high = axes.get_ylim()
-    heights = style.spread([end[1] for end in ends], 0.055 * (high - low))
+    heights = style.spread([end[1] for end in ends], gap * (high - low))
     for (x, _, text, colour), y in zip(ends, heights, strict=True):
         style.beside(axes, x, y, text, color=colour, fontsize=8)
 

@@ -2,7 +2,7 @@
 
 Cells are written with a small algebra over lists of points, where a point is a dict of overrides
 (`{"model.d_model": 24}`): `chain` puts lists one after another, `product` takes every combination, `zip_` goes through
-lists side by side. `sizes` makes points from a rule for depth and width; `isoflop` and `grid` give each of them a length.
+lists side by side. `sizes` makes points from a rule for depth and width; `isoflop` and `grid` give each one a length.
 """
 
 import dataclasses

@@ -216,10 +216,11 @@ def _judge(result: FitResult, n: str, d: str, c: str, loss: str, row: pd.Series,
     }
     write_json(folder / "holdout.json", verdict)
     place = "inside" if verdict["inside"] else "OUTSIDE"
+    mean_low, mean_high = found.mean_interval
     print(
         f"\nheld-out run, N = {verdict['n']:,.0f}, D = {verdict['d']:,.0f}, {verdict['c']:.3g} FLOP "
         f"({found.extrapolation.c:.2g} times the largest fitted):\n"
-        f"  predicted {found.mean:.4f} nats/token, mean in [{found.mean_interval[0]:.4f}, {found.mean_interval[1]:.4f}],"
-        f" one run in [{low:.4f}, {high:.4f}] (95 %)\n"
+        f"  predicted {found.mean:.4f} nats/token; 95 %: mean in [{mean_low:.4f}, {mean_high:.4f}], "
+        f"one run in [{low:.4f}, {high:.4f}]\n"
         f"  measured  {measured:.4f} nats/token: {verdict['error_percent']:+.2f} %, {place} the prediction interval"
     )

@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from lm.data.corpus import Corpus
 from lm.data.tokens import TokenFile
@@ -59,6 +60,7 @@ def log_prob_fn(config: RunConfig) -> LogProbFn:
 
     @jax.jit
     def log_probs(params, inputs_BT, targets_BT, segments_BT):
-        return token_log_probs(model.apply({"params": params}, inputs_BT, segments_BT), targets_BT)
+        logits_BTV = jnp.asarray(model.apply({"params": params}, inputs_BT, segments_BT))
+        return token_log_probs(logits_BTV, targets_BT)
 
     return log_probs

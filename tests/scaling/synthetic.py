@@ -66,7 +66,7 @@ def _write_cell(folder: Path, row: pd.Series, rng: np.random.Generator) -> None:
         tokens = step * TOKENS_PER_STEP
         start = (np.log(VOCABULARY) - row["loss"]) * np.exp(-step / 150)
         undecayed = 0.08 * (1 - step / steps)
-        loss = planted_loss(row["params_total"], tokens) + start + undecayed + rng.normal(0, 0.12)
+        loss = planted_loss(row["params_total"], tokens) + start + undecayed + rng.normal(0, 0.03)
         rate = row["peak_lr"] * (0.1 + 0.45 * (1 + np.cos(np.pi * step / steps)))
         lines.append({"kind": "train", "step": step, "tokens": tokens, "loss": loss, "lr": rate})
     lines.append({"kind": "eval", "step": steps, "tokens": row["tokens"], "set": "validation", "loss": row["loss"]})
