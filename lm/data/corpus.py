@@ -119,13 +119,13 @@ def tokenize(
 
 def describe(folder: Path) -> str:
     """What is in a folder written by `tokenize`: a line for its tokenizer and one for each token file."""
-    tokenizer = _manifest(folder)["tokenizer"]
-    spec = folder / "tokenizer.json" if (folder / "tokenizer.json").is_file() else tokenizer["spec"]
-    lines = [f"tokenizer {spec}, fingerprint {tokenizer['fingerprint']}"]
-    for path in sorted(folder.glob("*.bin")):
-        file = TokenFile.open(path)
+    found = [TokenFile.open(path) for path in sorted(folder.glob("*.bin"))]
+    own = folder / "tokenizer.json"
+    spec = own if own.is_file() else _manifest(folder)["tokenizer"]["spec"]
+    lines = [f"tokenizer {spec}: {found[0].vocab_size:,} entries, fingerprint {found[0].tokenizer}"]
+    for file in found:
         lines.append(
-            f"{path}: {file.tokens:,} tokens, {file.bytes:,} bytes, {file.bytes / file.tokens:.3f} bytes/token, "
+            f"{file.path}: {file.tokens:,} tokens, {file.bytes:,} bytes, {file.bytes / file.tokens:.3f} bytes/token, "
             f"{file.documents:,} documents, fingerprint {file.fingerprint}"
         )
     return "\n".join(lines)

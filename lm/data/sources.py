@@ -49,8 +49,8 @@ def find_files(source: str) -> list[Path]:
         files = sorted(file for file in path.rglob("*") if file.is_file() and _reader(file) is not None)
         if not files:
             raise UsageError("the folder holds no text", where=source, do=f"It needs files that end in {_KNOWN}.")
-        return files
-    files = [path] if path.is_file() else [Path(name) for name in sorted(glob.glob(source, recursive=True))]
+    else:
+        files = [path] if path.is_file() else [Path(name) for name in sorted(glob.glob(source, recursive=True))]
     if not files:
         is_glob = glob.has_magic(source)
         raise UsageError("the glob matches no file" if is_glob else "there is no such file or folder", where=source,
@@ -58,6 +58,8 @@ def find_files(source: str) -> list[Path]:
     for file in files:
         if _reader(file) is None:
             raise UsageError("unknown kind of text file", where=str(file), do=f"Known endings: {_KNOWN}.")
+        if not os.access(file, os.R_OK):
+            raise UsageError("the file may not be read", where=str(file), do="Change its permissions.")
     return files
 
 

@@ -1,5 +1,6 @@
 """A corpus: nothing on both sides of the split, written once and whole, and never read with the wrong tokenizer."""
 
+import errno
 import json
 import pickle
 import subprocess
@@ -257,6 +258,16 @@ def test_damaged_files_are_one_clear_line(poems: str, tmp_path: Path, damage: st
         prepare(DataConfig(corpus=str(out)), tmp_path / "cache")
     assert str(out) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_full_disk_is_said_and_leaves_nothing(poems: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(RunError, match="no space left on the disk"):
+        prepare(DataConfig(corpus=poems), tmp_path / "cache")
+    assert list((tmp_path / "cache").iterdir()) == []
 
 
 def test_a_place_that_cannot_be_written_is_said(poems: str, tmp_path: Path) -> None:

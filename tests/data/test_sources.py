@@ -112,6 +112,13 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
         list(read_documents(str(tmp_path), ""))
 
 
+def test_a_file_that_may_not_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").write_text("x")
+    monkeypatch.setattr("os.access", lambda *_: False)  # the superuser may read whatever its mode says
+    with pytest.raises(UsageError, match=r"a\.txt: the file may not be read"):
+        find_files(str(tmp_path))
+
+
 def test_the_standard_library_is_real_text_without_tests_and_tables() -> None:
     files = find_files("stdlib")
     names = {path.name for path in files}

@@ -20,7 +20,7 @@ def test_it_says_what_it_wrote(text: str, tmp_path: Path, capsys: pytest.Capture
     command = ["tokenize", text, "--out", str(out), "--train-bpe", "260", "--validation-fraction", "0.2"]
     assert main(command) == 0
     said = capsys.readouterr().out
-    assert "tokenizer.json, fingerprint" in said
+    assert "tokenizer.json: 260 entries, fingerprint" in said
     assert f"{out / 'train.bin'}: " in said
     assert f"{out / 'validation.bin'}: " in said
     for word in ("tokens", "bytes/token", "documents", "fingerprint"):
