@@ -83,15 +83,15 @@ def short(value: float) -> str:
 
 def power(value: float) -> str:
     """A number as mantissa and power of ten, in mathtext."""
-    mantissa, exponent = f"{value:.1e}".split("e")
-    mantissa = mantissa.removesuffix(".0")
+    mantissa, exponent = f"{value:.2e}".split("e")
+    mantissa = mantissa.rstrip("0").rstrip(".")
     leading = "" if mantissa == "1" else rf"{mantissa}\times "
     return rf"${leading}10^{{{int(exponent)}}}$"
 
 
 def log_axis(axis: "Axis", text: Callable[[float], str], ticks: int = 4) -> None:
     """A logarithmic axis whose ticks (about so many) stay at round numbers however short its range is."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
     (axis.axes.set_xscale if axis is axis.axes.xaxis else axis.axes.set_yscale)("log")
     low, high = sorted(axis.get_view_interval())
@@ -102,7 +102,8 @@ def log_axis(axis: "Axis", text: Callable[[float], str], ticks: int = 4) -> None
         return int(np.sum((places >= low) & (places <= high)))
 
     subs = min(_ROUND, key=lambda candidate: (abs(shown(candidate) - ticks), len(candidate)))
-    axis.set_major_locator(LogLocator(subs=subs, numticks=20))
+    few = shown(subs) < 2
+    axis.set_major_locator(MaxNLocator(ticks, steps=[1, 2, 5, 10]) if few else LogLocator(subs=subs, numticks=20))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
 
