@@ -1,6 +1,7 @@
 """The `lm` command: one function a subcommand, each importing what it needs only when it runs."""
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -191,6 +192,29 @@ COMMANDS["fit"] = (_fit, "lm fit runs.csv --n params --d tokens --loss loss --ou
 COMMANDS["predict"] = (_predict, "lm predict --fit fit.json --n 1e9 --d 2e10")
 COMMANDS["table"] = (_table, "lm table sweeps/quick --out table.csv")
 COMMANDS["report"] = (_report, "lm report runs/quick --format svg")
+
+
+def _count(parser: argparse.ArgumentParser) -> Runner:
+    """Counts parameters by group, FLOPs under every named convention and bytes of the decoding cache."""
+    parser.add_argument("--config", required=True, metavar="FILE[:ARG]", help="a file with get_config(arg), or a .json")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--check", action="store_true", help="also sum over the products of the traced training step")
+
+    def run(args: argparse.Namespace) -> None:
+        from lm.base.config import build, load_file, override
+        from lm.model.count import as_text, costs, traced_flops_per_token
+        from lm.train.config import RunConfig
+
+        config = override(build(RunConfig, load_file(args.config)), args.overrides)
+        counted = costs(config.model, config.steps * config.tokens_per_step)
+        if args.check:
+            counted["traced_flops_per_token"] = traced_flops_per_token(config.model)
+        print(json.dumps(counted, indent=2) if args.json else as_text(counted))
+
+    return run
+
+
+COMMANDS["count"] = (_count, "lm count --config configs/llama.py:8b --json")
 
 
 if __name__ == "__main__":

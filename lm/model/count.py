@@ -1,0 +1,94 @@
+"""`lm count`: what a model and its run cost, every number beside its convention."""
+
+import dataclasses
+import textwrap
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from lm.model.accounting import (
+    Flops,
+    cache_bytes,
+    count_parameters,
+    flops_per_token,
+    jaxpr_dot_flops,
+    kaplan_forward_flops,
+    step_flops,
+)
+from lm.model.config import ModelConfig, Remat
+from lm.model.score import token_log_probs
+from lm.model.transformer import Transformer
+
+_NUMBERS = {"float32": 4, "bfloat16": 2, "int8": 1}  # bytes a number in the cache
+_CONVENTIONS = {
+    "parameters": "each trained number once; a tied table is in embedding; norms = scales and all biases; "
+    "nonembedding = matrices + norms",
+    "flops_per_token": "training = forward + backward, a token of a full window; a lookup is free, a tied head is not",
+    **{convention.value: convention.meaning for convention in Flops},
+    "kaplan_forward": "forward only, 2N + 2 n_layer n_ctx d_model with N = nonembedding (Kaplan et al. 2020)",
+    "cache_bytes": "keys and values of one sequence: 2 x layers x key-value heads x head width x tokens x bytes",
+    "run_flops": "tokens of the whole run x flops_per_token",
+}
+
+
+def costs(config: ModelConfig, tokens: int) -> dict[str, Any]:
+    """All counts of a model that is trained on `tokens` tokens, as JSON-able integers with their conventions."""
+    counts = count_parameters(config)
+    T = config.context_length
+    return {
+        "parameters": dataclasses.asdict(counts)
+        | {name: getattr(counts, name) for name in ("total", "active", "nonembedding")},
+        "flops_per_token": {convention.value: flops_per_token(config, convention) for convention in Flops}
+        | {"kaplan_forward": kaplan_forward_flops(config)},
+        "cache_bytes": {
+            name: {"per_token": cache_bytes(config, 1, 1, size), "at_context": cache_bytes(config, T, 1, size)}
+            for name, size in _NUMBERS.items()
+        },
+        "context_length": T,
+        "tokens": tokens,
+        "run_flops": {convention.value: step_flops(config, tokens, convention) for convention in Flops},
+        "conventions": _CONVENTIONS,
+    }
+
+
+def as_text(counted: dict[str, Any]) -> str:
+    """`costs` as aligned lines for people."""
+    lines = []
+    for title in ("parameters", "flops_per_token", "run_flops"):
+        lines += _wrapped(f"{title.replace('_', ' ')}: {_CONVENTIONS[title]}", "")
+        for name, value in counted[title].items():
+            lines += _wrapped(f"  {name:18}{value:>30,}  {_CONVENTIONS.get(name, '')}", " " * 52)
+        lines.append("")
+    lines += _wrapped(f"cache bytes: {_CONVENTIONS['cache_bytes']}", "")
+    context = f"at {counted['context_length']:,} tokens"
+    lines += [
+        f"  {name:18}{size['per_token']:>15,} a token {size['at_context']:>18,} {context}"
+        for name, size in counted["cache_bytes"].items()
+    ]
+    lines += ["", f"tokens of the run: {counted['tokens']:,}"]
+    if "traced_flops_per_token" in counted:
+        lines.append(f"flops_matmul_full summed over the traced step: {counted['traced_flops_per_token']:,} a token")
+    return "\n".join(lines)
+
+
+def traced_flops_per_token(config: ModelConfig) -> int:
+    """`flops_matmul_full` of one token, summed over every product in the traced loss and gradient of one window.
+
+    Nothing is computed, so that any size can be traced. Rematerialisation is left out: what it repeats is no
+    part of any convention.
+    """
+    model = Transformer(dataclasses.replace(config, remat=Remat.NONE))
+    tokens_BT = jax.ShapeDtypeStruct((1, config.context_length), jnp.int32)
+    params = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), tokens_BT))
+
+    def loss(params: Any, inputs_BT: jax.Array, targets_BT: jax.Array) -> jax.Array:
+        return -jnp.mean(token_log_probs(jnp.asarray(model.apply(params, inputs_BT)), targets_BT))
+
+    jaxpr = jax.make_jaxpr(jax.value_and_grad(loss))(params, tokens_BT, tokens_BT)
+    return jaxpr_dot_flops(jaxpr) // config.context_length
+
+
+def _wrapped(line: str, indent: str) -> list[str]:
+    return textwrap.wrap(line, 118, subsequent_indent=indent, drop_whitespace=True) or [""]
