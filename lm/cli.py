@@ -217,5 +217,31 @@ def _count(parser: argparse.ArgumentParser) -> Runner:
 COMMANDS["count"] = (_count, "lm count --config configs/llama.py:8b --json")
 
 
+def _eval(parser: argparse.ArgumentParser) -> Runner:
+    """Scores a text under a run's newest checkpoint: nats/token, perplexity, bits/token and bits/byte."""
+    parser.add_argument("--checkpoint", required=True, type=Path, metavar="RUN", help="a run folder")
+    parser.add_argument("--text", required=True, metavar="TEXT", help="text file, folder or quoted glob")
+    parser.add_argument("--window", type=int, metavar="T", help="tokens of context (default: the model's)")
+    parser.add_argument("--stride", type=int, metavar="S", help="tokens scored by each further window (default: T)")
+    parser.add_argument("--separator", metavar="S", help="splits .txt files into documents, e.g. '\\n\\n'")
+    parser.add_argument("--per-token", type=Path, metavar="FILE", help="write a JSON line for each scored token")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+    def run(args: argparse.Namespace) -> None:
+        from lm.train.evaluate import as_dict, as_text, evaluate, write_per_token
+        from lm.train.restore import load_run
+
+        loaded = load_run(args.checkpoint)
+        done = evaluate(loaded, args.text, window=args.window, stride=args.stride, separator=args.separator)
+        if args.per_token:
+            write_per_token(done, args.per_token)
+        print(json.dumps(as_dict(done), indent=2) if args.json else as_text(done))
+
+    return run
+
+
+COMMANDS["eval"] = (_eval, "lm eval --checkpoint runs/tiny --text book.txt --stride 64 --per-token tokens.jsonl")
+
+
 if __name__ == "__main__":
     sys.exit(main())

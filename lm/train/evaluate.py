@@ -1,0 +1,102 @@
+"""`lm eval`: a trained run's log-probabilities of any text, every token scored once."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lm.base.errors import UsageError
+from lm.base.files import atomic
+from lm.data.sources import read_documents
+from lm.data.tokenizer import Tokenizer
+from lm.model.config import Positions
+from lm.model.score import Score, Scored, Stream, score_windows, sliding_windows, stream_of, summarise
+from lm.train.restore import LoadedRun
+from lm.train.validation import log_prob_fn
+
+_BATCH_TOKENS = 4096  # scored at once
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Evaluation:
+    """The score of a text under a run, and what it was made of."""
+
+    score: Score
+    scored: Scored
+    stream: Stream
+    step: int
+
+
+def evaluate(
+    run: LoadedRun, text: str, *, window: int | None = None, stride: int | None = None, separator: str | None = None
+) -> Evaluation:
+    """Scores a text file, folder or glob.
+
+    Args:
+      window: tokens of context at most; None: the model's context length.
+      stride: tokens scored by each further window; None: `window`, so that windows do not overlap.
+      separator: splits .txt files into documents.
+
+    Raises:
+      UsageError: no such text, an empty one, or a window or stride that does not fit the model.
+      RunError: a log-probability that is not finite.
+    """
+    model = run.config.model
+    window = model.context_length if window is None else window
+    stride = window if stride is None else stride
+    if model.positions is Positions.LEARNED and window > model.context_length:
+        raise UsageError(f"{window} is longer than the model's {model.context_length} learned positions",
+                         where="--window")  # fmt: skip
+    stream = _read(text, separator, run.tokenizer)
+    starts = sliding_windows(len(stream.tokens), window, stride)
+    rows = max(1, min(_BATCH_TOKENS // window, len(starts)))
+    mask = run.config.data.segment_mask
+    scored = score_windows(log_prob_fn(run.config), run.params, stream, starts, window, rows, mask)
+    return Evaluation(summarise(scored, stream, window, stride), scored, stream, run.step)
+
+
+def as_dict(evaluation: Evaluation) -> dict[str, Any]:
+    """The score as JSON, with the step of the checkpoint."""
+    return {**dataclasses.asdict(evaluation.score), "bos": evaluation.score.bos.value, "step": evaluation.step}
+
+
+def as_text(evaluation: Evaluation) -> str:
+    """The score as lines for people."""
+    score = evaluation.score
+    error = "one document, no standard error" if score.standard_error is None else f"± {score.standard_error:.4f}"
+    per_byte = "undefined: no bytes" if score.bits_per_byte is None else f"{score.bits_per_byte:.4f}"
+    return "\n".join(
+        [
+            f"nats/token   {score.nats_per_token:.4f} ({error}, clustered by document)",
+            f"perplexity   {score.perplexity:.4f} a token",
+            f"bits/token   {score.bits_per_token:.4f}",
+            f"bits/byte    {per_byte}",
+            f"scored       {score.tokens:,} tokens once each, {score.bytes:,} bytes, {score.documents:,} documents; "
+            "the end of each document is a token",
+            f"window       {score.window} tokens, stride {score.stride}",
+            f"BOS          {score.bos.value}",
+            f"checkpoint   step {evaluation.step:,}",
+        ]
+    )
+
+
+def write_per_token(evaluation: Evaluation, path: Path | str) -> None:
+    """Writes a JSON line for each scored token, in the order of the text: index, id and log-probability in nats."""
+    scored = evaluation.scored
+    with atomic(path) as file:
+        for index, log_prob in zip(scored.indices.tolist(), scored.log_probs.tolist(), strict=True):
+            row = {"index": index, "token": int(evaluation.stream.tokens[index]), "log_prob": log_prob}
+            file.write(json.dumps(row) + "\n")
+
+
+def _read(text: str, separator: str | None, tokenizer: Tokenizer) -> Stream:
+    """The stream in the layout that training uses: an end-of-text token before each document and after the last."""
+    eos = np.array([tokenizer.eos_id], np.int32)
+    documents = [np.concatenate([eos, ids]) for ids in tokenizer.encode_batch(list(read_documents(text, separator)))]
+    if not documents:
+        raise UsageError("there is no text in it", where=text)
+    lengths = [len(document) for document in documents]
+    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
+    return stream_of(np.concatenate([*documents, eos]), starts, tokenizer.token_bytes, tokenizer.eos_id)
