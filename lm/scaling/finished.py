@@ -61,9 +61,7 @@ def read_sweep(folder: Path | str) -> FinishedSweep:
     if not folder.is_dir():
         raise UsageError("there is no such sweep folder", where=str(folder), do=_DO)
     table = _read_table(folder / "table.csv")
-    if not (folder / "fit.json").is_file():
-        raise UsageError("the sweep has no fit", where=str(folder / "fit.json"), do=f"{_DO} Or run lm fit.")
-    fit = FitResult.load(folder / "fit.json")
+    fit = _read_fit(folder / "fit.json")
     columns = {quantity: fit.provenance["columns"][quantity] for quantity in ("n", "d", "c", "loss")}
     if None in columns.values():
         raise UsageError("the fit derived one of n, d and c by a rule, so the table does not hold it",
@@ -99,6 +97,15 @@ def _read_table(path: Path) -> pd.DataFrame:
     if table.empty:
         raise UsageError("the run table has no row", where=str(path), do=_DO)
     return table
+
+
+def _read_fit(path: Path) -> FitResult:
+    if not path.is_file():
+        raise UsageError("the sweep has no fit", where=str(path), do=f"{_DO} Or run lm fit.")
+    try:
+        return FitResult.load(path)
+    except UsageError as error:
+        raise UsageError(error.what, where=str(path), do=error.do) from error
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
