@@ -147,7 +147,7 @@ def _fit(parser: argparse.ArgumentParser) -> Runner:
                         help="huber_log (delta 1e-3), huber_log:DELTA, log_least_squares or log_absolute")
     parser.add_argument("--pin", metavar="NAME=VALUE", action="append", default=[], help="hold a parameter fixed")
     parser.add_argument("--cluster", metavar="COL", help="resample whole clusters of rows, not rows")
-    parser.add_argument("--resampling", choices=["point", "residual"], help="default: point, residual under 40 points")
+    parser.add_argument("--resampling", choices=["point", "residual"], help="what is drawn (default point)")
     parser.add_argument("--interval", choices=["percentile", "bca"], default="percentile")
     parser.add_argument("--bootstrap", metavar="K", type=int, default=1000, help="resamples (default 1000)")
     parser.add_argument("--seed", metavar="S", type=int, default=0)

@@ -9,7 +9,6 @@ from lm.base.errors import UsageError
 from lm.scaling.solve import Array, Problem, Solution, minimise
 
 LEVEL = 0.95
-FEW_POINTS = 40
 JACKKNIFE_GROUPS = 200
 
 

@@ -130,10 +130,13 @@ def fit_table(
     """
     found = read.points(table, read.Columns(n, d, c, loss), where)
     clusters = None if cluster is None else read.cluster_codes(found.table, cluster)
-    kind = resampling or _default_resampling(found, clusters)
+    kind = resampling or (Resampling.POINT if clusters is None else Resampling.CLUSTER)
     if (kind is Resampling.CLUSTER) != (clusters is not None):
         raise UsageError("a bootstrap by cluster and --cluster COL need each other", where="--resampling")
     spec = Bootstrap(bootstrap, kind, seed, clusters)
+    for budget in budgets:
+        if not 0 < budget < math.inf:
+            raise UsageError(f"a budget of {budget:g} FLOP", where="--budget", do="Give a positive number.")
     asked = tuple(budgets) or (float(found.c.max()), 10 * float(found.c.max()))
     result = _fit(found, law_named(law), objective_named(objective), dict(pins or {}), spec, interval, asked)
     curves = isoflop.analyse(found, seed=seed)
@@ -342,12 +345,6 @@ def _check_design(found: read.Points, law: Law) -> None:
             where="table",
             do="Add runs off that line, or fit one variable: --law saturating_n.",
         )
-
-
-def _default_resampling(found: read.Points, clusters: Array | None) -> Resampling:
-    if clusters is not None:
-        return Resampling.CLUSTER
-    return Resampling.RESIDUAL if len(found) < bootstrap.FEW_POINTS else Resampling.POINT
 
 
 def _fit_warnings(

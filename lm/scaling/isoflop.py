@@ -95,8 +95,9 @@ def analyse(found: Points, *, seed: int) -> dict[str, Any]:
 
 def group_budgets(found: Points) -> tuple[Array, Array]:
     """Budget codes [points] and budgets [G] in FLOP: the column `budget` where there is one, else c within 5 %."""
-    if "budget" in found.table:
-        budgets, codes = np.unique(found.table["budget"].to_numpy(np.float64), return_inverse=True)
+    named = found.table["budget"].to_numpy(np.float64) if "budget" in found.table else np.zeros(len(found))
+    if (named > 0).all():  # our own table says 0 outside a ladder
+        budgets, codes = np.unique(named, return_inverse=True)
         return codes, budgets
     order = np.argsort(found.c)
     steps = np.diff(np.log(found.c[order])) > SAME_BUDGET
@@ -111,6 +112,11 @@ def power_law(log_c: Array, log_x: Array, weights: Array | None = None) -> tuple
     mean_c, mean_x = np.average(log_c, weights=weights), np.average(log_x, weights=weights)
     slope = np.sum(weights * (log_c - mean_c) * (log_x - mean_x)) / np.sum(weights * (log_c - mean_c) ** 2)
     return float(slope), float(mean_x - slope * mean_c)
+
+
+def parabola_minimum(x: Array, loss: Array) -> float:
+    """Where the least-squares parabola of loss over x (log N or log D) has its extremum, in x."""
+    return _parabola(x, loss, 0.0, np.zeros((1, 3))).minimum
 
 
 def _shape_refusal(x: Array, loss: Array) -> str | None:
@@ -150,7 +156,7 @@ def _parabola(x: Array, loss: Array, sd: float, normal: Array) -> _Parabola:
         minima = np.where(drawn[:, 2] > 0, centre - drawn[:, 1] / (2 * drawn[:, 2]), np.nan)
     minimum = centre - c1 / (2 * c2)
     level = c0 - c1**2 / (4 * c2)
-    depth = float(loss.max() - level)
+    depth = float((loss - residual).max() - level)
     freedom = max(len(x) - 3, 1)
     return _Parabola(
         float(minimum),
