@@ -4,7 +4,7 @@ import base64
 import html
 import math
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from lm.base.files import write_text
 from lm.scaling.figures import WIDE, Drawn, fitted, write_figures
 from lm.scaling.finished import FinishedSweep, read_sweep
 from lm.scaling.laws import law_named
-from lm.scaling.style import Format
+from lm.scaling.style import Format, short
 from lm.scaling.table import COLUMNS
 
 _CSS = Path(__file__).with_name("report.css")
@@ -78,12 +78,12 @@ def _warnings(sweep: FinishedSweep) -> str:
 def _headline(sweep: FinishedSweep) -> str:
     law = law_named(sweep.fit.law)
     cards = [
-        _card(f"{_number(value)}", f"{name}, {_interval(sweep.fit.intervals[name])}")
+        _card(f"{_number(value)}", f"{_greek(name)}, {_interval(sweep.fit.intervals[name])}")
         for name, value in sweep.fit.parameters.items()
     ]
     optima = [
-        f"<li>At {_number(part['budget'])} FLOP: N = {_number(part['n'])} {_interval(part['n_interval'])}, "
-        f"D = {_number(part['d'])} {_interval(part['d_interval'])}, loss {part['loss']:.3f}.</li>"
+        f"<li>At {_number(part['budget'])} FLOP: N = {_entry(part['n'], part['n_interval'], _short)}, "
+        f"D = {_entry(part['d'], part['d_interval'], _short)}, loss {part['loss']:.3f}.</li>"
         for part in (sweep.fit.isoflop["budgets"] if sweep.fit.isoflop else [])
     ]
     return (
@@ -137,7 +137,7 @@ def _without_curve(sweep: FinishedSweep) -> str:
 def _parameters(sweep: FinishedSweep) -> str:
     fit = sweep.fit
     rows = [
-        (name, _number(value), _number(fit.standard_errors[name]), _interval(fit.intervals[name]))
+        (_greek(name), _number(value), _number(fit.standard_errors[name]), _interval(fit.intervals[name]))
         for name, value in fit.parameters.items()
     ]
     return _table(("parameter", "value", "standard error", "95 % interval"), rows)
@@ -149,7 +149,7 @@ def _fit_facts(sweep: FinishedSweep) -> str:
              ("Fitted range", fit.fitted_range))  # fmt: skip
     others = [
         (_text(other["law"]), _number(other["objective"]["value"]),
-         ", ".join(f"{_text(name)} = {_entry(value, other['intervals'][name])}"
+         ", ".join(f"{_greek(name)} = {_entry(value, other['intervals'][name])}"
                    for name, value in other["parameters"].items()))
         for other in fit.others
     ]  # fmt: skip
@@ -166,16 +166,22 @@ def _optima(sweep: FinishedSweep) -> str:
     derived = sweep.fit.derived
     keys = ("n", "d", "tokens_per_parameter", "loss")
     rows = [
-        (_number(part["budget"]), *(_entry(part[key]["value"], part[key]["interval"]) for key in keys))
+        (_number(part["budget"]), *(_entry(part[key]["value"], part[key]["interval"], _short) for key in keys))
         for part in derived["optimum"]
     ]
-    exponents = " and ".join(f"{name} = {_entry(**derived[name])}" for name in ("a", "b"))
     return (
         "<h3>Compute-optimal runs under the law</h3>"
-        f"<p>N* ∝ C<sup>a</sup> and D* ∝ C<sup>b</sup> with {exponents}, "
-        f"for C = {_number(derived['flops_per_nd'])} N D ({_text(sweep.columns['c'])}).</p>"
-        + _table((f"budget ({sweep.columns['c']}, FLOP)", "N*", "D*", "tokens/parameter", "loss"), rows)
+        f"<p>With C = {_number(derived['flops_per_nd'])} N D, the mean over the fitted cells:</p>"
+        + _exponents(derived)
+        + _table(("budget (FLOP)", "N*", "D*", "tokens/parameter", "loss"), rows)
     )
+
+
+def _exponents(found: Mapping[str, Any]) -> str:
+    if not found:
+        return ""
+    a, b = (_entry(found[name]["value"], found[name]["interval"]) for name in ("a", "b"))
+    return f"<p>N* grows as C<sup>a</sup> with a = {a}, D* as C<sup>b</sup> with b = {b}.</p>"
 
 
 def _isoflop(sweep: FinishedSweep) -> str:
@@ -184,7 +190,8 @@ def _isoflop(sweep: FinishedSweep) -> str:
         return "<p>The fit has no IsoFLOP part: it needs budgets with several sizes each.</p>"
     column = sweep.columns["c"]
     rows = [
-        (_number(part["budget"]), _entry(part["n"], part["n_interval"]), _entry(part["d"], part["d_interval"]),
+        (_number(part["budget"]), _entry(part["n"], part["n_interval"], _short),
+         _entry(part["d"], part["d_interval"], _short),
          _number(part["tokens_per_parameter"]), f"{part['loss']:.4f}", str(len(part["points"])))
         for part in analysis["budgets"]
     ]  # fmt: skip
@@ -193,7 +200,7 @@ def _isoflop(sweep: FinishedSweep) -> str:
     return (
         (_table(head, rows) if rows else "<p>No budget gave a minimum.</p>")
         + ("<h3>Refused</h3>" + _table((f"budget ({column}, FLOP)", "reason"), refused, text=(1,)) if refused else "")
-        + (f"<h3>Exponents</h3>{_facts(analysis['exponents'])}" if analysis["exponents"] else "")
+        + _exponents(analysis["exponents"])
         + "".join(f"<p>{_text(note)}.</p>" for note in analysis["notes"])
     )
 
@@ -247,17 +254,17 @@ def _conventions(sweep: FinishedSweep) -> str:
 
 
 def _provenance(sweep: FinishedSweep) -> str:
-    folder = shlex.quote(str(sweep.folder))
+    folder, parent = (shlex.quote(str(path)) for path in (sweep.folder, sweep.folder.parent))
     identity = {name: _unique(sweep, name) for name in _IDENTITY if _unique(sweep, name)}
     return (
         _facts(identity)
         + f"<h3>Provenance of the fit</h3>{_facts(sweep.fit.provenance)}"
         + (
-            f"<h3>The ladder</h3>{_facts(sweep.ladder)}"
+            f"<details><summary>The whole ladder</summary>{_facts(sweep.ladder)}</details>"
             if sweep.ladder
             else "<p>No ladder.json lies in the folder.</p>"
         )
-        + f"<h3>Again</h3><pre>lm report {_text(folder)}</pre>"
+        + f"<h3>Again</h3><pre>lm sweep LADDER.py --workdir {_text(parent)}\nlm report {_text(folder)}</pre>"
     )
 
 
@@ -291,7 +298,10 @@ def _table(
 
 
 def _facts(value: Mapping[str, Any]) -> str:
-    return _table(("name", "value"), [(_text(name), _value(leaf)) for name, leaf in _leaves(value)], text=(1,))
+    rows = "".join(
+        f'<tr><td>{_text(name)}</td><td class="text">{_value(leaf)}</td></tr>' for name, leaf in _leaves(value)
+    )
+    return f'<div class="wide"><table>{rows}</table></div>'
 
 
 def _leaves(value: Any, name: str = "") -> Iterable[tuple[str, Any]]:
@@ -309,19 +319,27 @@ def _leaves(value: Any, name: str = "") -> Iterable[tuple[str, Any]]:
 
 def _value(value: Any) -> str:
     if isinstance(value, list):
-        return ", ".join(_value(part) for part in value)
-    return _number(value) if isinstance(value, float | int) and not isinstance(value, bool) else _text(str(value))
+        return ", ".join(_value(part) for part in value) or "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return _number(value) if isinstance(value, float | int) or value is None else _text(value)
 
 
-def _entry(value: float, interval: Sequence[float | None] | None) -> str:
-    return f"{_number(value)} {_interval(interval)}" if interval is not None else _number(value)
+def _entry(value: float, interval: Sequence[float | None] | None, show: Callable[[Any], str] | None = None) -> str:
+    show = show or _number
+    return f"{show(value)} {_interval(interval, show)}" if interval is not None else show(value)
 
 
-def _interval(interval: Sequence[float | None] | None) -> str:
+def _interval(interval: Sequence[float | None] | None, show: Callable[[Any], str] | None = None) -> str:
     """An end that is None is unbounded."""
     if interval is None:
         return "no interval"
-    return f"[{_number(interval[0])}, {_number(interval[1])}]"
+    low, high = ("unbounded" if end is None else (show or _number)(end) for end in interval)
+    return f"[{low}, {high}]"
+
+
+def _short(value: float) -> str:
+    return short(value) if value >= 1000 else f"{value:.4g}"
 
 
 def _number(value: Any) -> str:
@@ -338,10 +356,13 @@ def _number(value: Any) -> str:
 
 
 def _formula(formula: str) -> str:
+    parts = (part.partition("^") for part in formula.split())
+    return " ".join(_text(base) + (f"<sup>{_greek(power)}</sup>" if power else "") for base, _, power in parts)
+
+
+def _greek(name: str) -> str:
     names = {"alpha": "α", "beta": "β"}
-    words = [f"<sup>{names[word] if word in names else _text(word)}</sup>" if at else _text(word)
-             for part in formula.split() for at, word in enumerate(part.split("^"))]  # fmt: skip
-    return " ".join(words).replace(" <sup>", "<sup>")
+    return names[name] if name in names else _text(name)
 
 
 def _symbol(quantity: str) -> str:
