@@ -65,11 +65,11 @@ def as_dict(evaluation: Evaluation) -> dict[str, Any]:
 def as_text(evaluation: Evaluation) -> str:
     """The score as lines for people."""
     score = evaluation.score
-    error = "one document, no standard error" if score.standard_error is None else f"± {score.standard_error:.4f}"
+    clustered = f"± {score.standard_error:.4f}, clustered by document" if score.standard_error is not None else None
     per_byte = "undefined: no bytes" if score.bits_per_byte is None else f"{score.bits_per_byte:.4f}"
     return "\n".join(
         [
-            f"nats/token   {score.nats_per_token:.4f} ({error}, clustered by document)",
+            f"nats/token   {score.nats_per_token:.4f} ({clustered or 'one document: no standard error'})",
             f"perplexity   {score.perplexity:.4f} a token",
             f"bits/token   {score.bits_per_token:.4f}",
             f"bits/byte    {per_byte}",
