@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 COLLINEAR = 0.99
 KEPT_SAMPLES = 400
+NOTHING = 1e-3  # of the least loss: a constant below it is as good as 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,8 +208,7 @@ def prepare(
         if name in coefficients:
             low[k], high[k] = low[k] - shift, high[k] + shift
         if name in pins:
-            exponent = name in law.exponents
-            starts[:, k] = pins[name] if exponent else np.log(pins[name])
+            starts[:, k] = np.log(pins[name]) if name in coefficients else pins[name]
             low[k] = high[k] = starts[0, k]
     return Problem(law, objective, logs, np.log(found.loss), low, high, free), centre, np.unique(starts, axis=0)
 
@@ -248,13 +248,12 @@ def _fit(
                 for end in bootstrap.interval(column, values[name], None if left_out is None else left_out[name], kind)
             ]
     residual = problem.log_loss - law.log_loss(theta, problem.logs)
-    at_floor = None
-    if "E" in law.parameters and "E" not in pins and len(samples):
-        at_floor = float(np.quantile(samples[:, law.parameters.index("E")], 0.025)) < 1e-3 * float(found.loss.min())
+    lowest = {name: min([values[name], *(intervals[name] or ())]) for name in law.constants if name not in pins}
+    absent = [name for name, low in lowest.items() if low < NOTHING * found.loss.min()]
     warnings = [
         *(f"THE FIT IS NOT CERTIFIED: {failure}" for failure in proof.failures),
         *found.warnings,
-        *_fit_warnings(law, estimate, found, at_floor, lost, spec),
+        *_fit_warnings(found, absent, lost),
     ]
     kept = samples[np.linspace(0, len(samples), min(len(samples), KEPT_SAMPLES), endpoint=False).astype(int)]
     return FitResult(
@@ -347,12 +346,11 @@ def _check_design(found: read.Points, law: Law) -> None:
         )
 
 
-def _fit_warnings(
-    law: Law, estimate: Array, found: read.Points, at_floor: bool | None, lost: float, spec: Bootstrap
-) -> list[str]:
-    warnings = []
-    if at_floor:
-        warnings.append("E not identified: its interval reaches 0; extrapolations hang on it (pin it with --pin E=...)")
+def _fit_warnings(found: read.Points, absent: Sequence[str], lost: float) -> list[str]:
+    warnings = [
+        f"{name} not identified: its interval reaches 0; extrapolations hang on it (pin it with --pin {name}=...)"
+        for name in absent
+    ]
     if lost > 0.01:
         warnings.append(f"{lost:.1%} of the resamples did not converge: the intervals are not to be trusted")
     if len(found) < 100:

@@ -1,7 +1,8 @@
 """The laws: small frozen values that predict a loss, know their derivatives and where to start a fit.
 
-A law is fitted in inner coordinates theta: logarithms of the coefficients at the centre of the data, and the exponents
-as they are. Adding a law is adding a value (or a class) and its line in `LAWS`, in this file.
+A law is fitted in inner coordinates theta: logarithms of the coefficients at the centre of the data, exponents and
+constants as they are (a logarithm of E would creep towards minus infinity where the best E is 0). Adding a law is
+adding a value (or a class) and its line in `LAWS`, in this file.
 """
 
 import dataclasses
@@ -57,6 +58,10 @@ class Law:
     def exponents(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(exponent for term in self.terms for _, exponent in term.powers))
 
+    @property
+    def constants(self) -> tuple[str, ...]:
+        return tuple(term.coefficient for term in self.terms if not term.powers)
+
     def predict(self, parameters: Array, table: Mapping[str, Array]) -> Array:
         """The loss [..., points] of natural `parameters` [..., P] at the variables of `table` (each [points])."""
         logs = {name: np.log(np.asarray(table[name], np.float64)) for name in self.variables}
@@ -74,6 +79,9 @@ class Law:
         index = self._index
         inverse = 1 / total
         for term, value in zip(self.terms, values, strict=True):
+            if not term.powers:
+                jacobian[:, index[term.coefficient]] += inverse
+                continue
             share = value * inverse
             jacobian[:, index[term.coefficient]] += share
             for variable, exponent in term.powers:
@@ -84,7 +92,7 @@ class Law:
         """Inner starts [S, P] read off the data: E a share of the least loss, the remainder split, exponents."""
         index = self._index
         constant = [term for term in self.terms if not term.powers]
-        powers = [term for term in self.terms if term.powers]
+        powers = self._scaled
         splits = (
             [(1.0,)]
             if len(powers) == 1
@@ -97,7 +105,7 @@ class Law:
         ):
             theta = np.zeros(len(self.parameters))
             for term in constant:
-                theta[index[term.coefficient]] = np.log(share * loss.min())
+                theta[index[term.coefficient]] = share * loss.min()
             for term, part in zip(powers, split, strict=True):
                 theta[index[term.coefficient]] = np.log(part * (np.median(loss) - share * loss.min()))
             for exponent, value in zip(self.exponents, exponents, strict=True):
@@ -106,12 +114,12 @@ class Law:
         return np.stack(found)
 
     def bounds(self, loss: Array) -> tuple[Array, Array]:
-        """Inner lower and upper bounds [P]: coefficients from e^-16 of the least loss to e^16 of the greatest."""
+        """Inner lower and upper bounds [P]: coefficients e^16 times the losses either way, constants from 0."""
         low = np.full(len(self.parameters), np.log(loss.min()) - 16)
         high = np.full(len(self.parameters), np.log(loss.max()) + 16)
         for term in self.terms:
             if not term.powers:
-                high[self._index[term.coefficient]] = np.log(loss.max())
+                low[self._index[term.coefficient]], high[self._index[term.coefficient]] = 0.0, loss.max()
         for exponent in self.exponents:
             low[self._index[exponent]], high[self._index[exponent]] = EXPONENT_BOUNDS
         return low, high
@@ -119,7 +127,7 @@ class Law:
     def to_inner(self, parameters: Array, centre: Mapping[str, float]) -> Array:
         """Inner theta [..., P] of natural parameters; `centre` holds the means that were taken off the logarithms."""
         theta = np.array(parameters, np.float64)
-        for term in self.terms:
+        for term in self._scaled:
             k = self._index[term.coefficient]
             theta[..., k] = np.log(parameters[..., k])
             for variable, exponent in term.powers:
@@ -129,7 +137,7 @@ class Law:
     def to_natural(self, theta: Array, centre: Mapping[str, float]) -> Array:
         """Natural parameters [..., P] of inner theta; the inverse of `to_inner`."""
         parameters = np.array(theta, np.float64)
-        for term in self.terms:
+        for term in self._scaled:
             k = self._index[term.coefficient]
             log_coefficient = theta[..., k]
             for variable, exponent in term.powers:
@@ -155,6 +163,10 @@ class Law:
         return np.exp(log_n), np.exp(log_nd - log_n)
 
     @property
+    def _scaled(self) -> tuple[Term, ...]:
+        return tuple(term for term in self.terms if term.powers)
+
+    @property
     def _index(self) -> dict[str, int]:
         return {name: k for k, name in enumerate(self.parameters)}
 
@@ -162,6 +174,9 @@ class Law:
         index = self._index
         found = []
         for term in self.terms:
+            if not term.powers:
+                found.append(theta[..., index[term.coefficient], None])
+                continue
             exponent = theta[..., index[term.coefficient], None]
             for variable, power in term.powers:
                 exponent = exponent - theta[..., index[power], None] * logs[variable]

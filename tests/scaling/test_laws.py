@@ -16,6 +16,8 @@ def theta_of(law: Law, seed: int = 0) -> np.ndarray:
     for k, name in enumerate(law.parameters):
         if name in law.exponents:
             theta[k] = 0.2 + abs(theta[k]) / 2
+        if name in law.constants:
+            theta[k] = 1.5
     return theta
 
 
