@@ -71,20 +71,15 @@ def _train(parser: argparse.ArgumentParser) -> Runner:
     parser.add_argument("--cache", type=Path, metavar="DIR", help="where raw text is tokenised to (default DIR/data)")
     parser.add_argument("--profile", type=_steps, metavar="A:B", help="trace steps A to B into DIR/profile")
     parser.add_argument("--wandb", action="store_true", help="log to Weights & Biases too (extra 'wandb')")
-    parser.add_argument("--sweep", default="", help="the ladder's name, for the run table")
-    parser.add_argument("--role", default="", help="what the cell is for, for the run table")
-    parser.add_argument("--budget", type=float, default=0.0, help="FLOP asked for, for the run table")
 
     def run(args: argparse.Namespace) -> None:
         from lm.base.config import build, load_file, override
         from lm.train.config import RunConfig
         from lm.train.loop import train
-        from lm.train.result import Labels
 
         given = [f"init_from={args.init_from}"] if args.init_from else []
         config = override(build(RunConfig, load_file(args.config)), [*args.overrides, *given])
-        row = train(config, args.workdir, cache=args.cache, profile=args.profile, wandb=args.wandb,
-                    labels=Labels(args.sweep, args.role, args.budget))  # fmt: skip
+        row = train(config, args.workdir, cache=args.cache, profile=args.profile, wandb=args.wandb)
         print(f"loss {row['loss']:.4f} nats/token, {row['bits_per_byte']:.4f} bits/byte after {row['tokens']:,} tokens "
               f"({row['flops_matmul']:.3g} FLOP, {row['tokens_per_second']:,.0f} tokens/s): {args.workdir}")
 

@@ -11,6 +11,8 @@ import enum
 import hashlib
 import importlib.util
 import json
+import math
+import traceback
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -19,7 +21,7 @@ from typing import Any, TypeVar
 
 import ml_collections
 
-from lm.base.errors import UsageError
+from lm.base.errors import LmError, UsageError
 
 T = TypeVar("T")
 
@@ -30,25 +32,34 @@ def load_file(path_and_arg: str) -> dict[str, Any]:
     A `.json` path is read as an already resolved configuration and takes no argument.
 
     Raises:
-      UsageError: the file is missing, is not Python, or has no `get_config`.
+      UsageError: the file is missing, is not Python (or JSON), has no `get_config`, or its code fails.
     """
     path_text, _, arg = path_and_arg.partition(":")
     path = Path(path_text)
     if not path.is_file():
         raise UsageError("there is no such config file", where=path_text, do="Pass --config FILE[:arg].")
     if path.suffix == ".json":
-        return json.loads(path.read_text())
+        try:
+            return json.loads(path.read_text())
+        except ValueError as error:
+            raise UsageError(f"not JSON: {error}", where=path_text) from error
     spec = importlib.util.spec_from_file_location(f"lm_config_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise UsageError("a config file must end in .py or .json", where=path_text)
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
+        if not hasattr(module, "get_config"):
+            raise UsageError("a config file defines get_config(arg)", where=path_text, do="See configs/llama.py.")
+        config = module.get_config(arg or None)
     except SyntaxError as error:
         raise UsageError(f"line {error.lineno} is not Python: {error.msg}", where=path_text) from error
-    if not hasattr(module, "get_config"):
-        raise UsageError("a config file defines get_config(arg)", where=path_text, do="See configs/llama.py.")
-    config = module.get_config(arg or None)
+    except LmError:
+        raise
+    except Exception as error:  # whatever the user's own code raises
+        line = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)][-1:]
+        where = ":".join([path_text, *map(str, line)])
+        raise UsageError(f"{type(error).__name__}: {error}", where=where) from error
     return config.to_dict() if isinstance(config, ml_collections.ConfigDict) else dict(config)
 
 
@@ -158,11 +169,11 @@ def _parse(text: str, hint: Any, where: str) -> Any:
     if kind is not hint and text.lower() in ("none", "null"):
         return None
     if typing.get_origin(kind) in (tuple, list):
-        items = json.loads(text) if text.startswith("[") else [part for part in text.split(",") if part]
+        items = _parse_json(text, where) if text.startswith("[") else [part for part in text.split(",") if part]
         item_kind = typing.get_args(kind)[0]
         return [_parse(item, item_kind, where) if isinstance(item, str) else item for item in items]
     if dataclasses.is_dataclass(kind) or typing.get_origin(kind) is dict:
-        return json.loads(text)
+        return _parse_json(text, where)
     if kind is bool:
         if text.lower() not in ("true", "false", "1", "0"):
             raise UsageError(f"'{text}' is not true or false", where=where)
@@ -171,11 +182,20 @@ def _parse(text: str, hint: Any, where: str) -> Any:
         try:
             number = float(text)
         except ValueError:
-            raise UsageError(f"'{text}' is not a number", where=where) from None
+            number = math.nan
+        if not math.isfinite(number):
+            raise UsageError(f"'{text}' is not a number", where=where)
         if kind is int and number != int(number):
             raise UsageError(f"'{text}' is not a whole number", where=where)
         return int(text) if kind is int and text.lstrip("+-").isdigit() else kind(number)
     return text
+
+
+def _parse_json(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"'{text}' is not JSON: {error}", where=where) from None
 
 
 def _convert(value: Any, hint: Any, where: str) -> Any:
@@ -210,6 +230,8 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
 
 
 def _scalar(value: Any, kind: Any, where: str) -> Any:
+    if kind in (int, float) and isinstance(value, float) and not math.isfinite(value):
+        raise UsageError(f"{value} is not a finite number", where=where)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if kind is int and isinstance(value, float) and value == int(value):

@@ -20,10 +20,10 @@ def atomic(path: Path | str, mode: str = "w") -> Iterator[IO[Any]]:
     Raises:
       RunError: the disk is full; `path` is then as it was before.
     """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    path, temporary = Path(path), None
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
         with os.fdopen(handle, mode) as file:
             yield file
             file.flush()
@@ -31,8 +31,9 @@ def atomic(path: Path | str, mode: str = "w") -> Iterator[IO[Any]]:
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
     except BaseException as error:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
+        if temporary is not None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise disk_full(path) from error
         raise

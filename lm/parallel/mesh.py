@@ -28,7 +28,7 @@ def make_mesh(config: MeshConfig) -> Mesh:
     sizes = [getattr(config, axis) for axis in AXES]
     devices = jax.device_count()
     fixed = int(np.prod([size for size in sizes if size != -1]))
-    if sizes.count(-1) > 1 or fixed < 1 or devices % fixed or (-1 not in sizes and fixed != devices):
+    if min(sizes) < -1 or sizes.count(-1) > 1 or fixed < 1 or devices % fixed or (-1 not in sizes and fixed != devices):
         raise UsageError(
             f"mesh {dict(zip(AXES, sizes, strict=True))} does not fit {devices} devices",
             where="config.mesh",

@@ -6,12 +6,15 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from lm.base.config import to_dict
 from lm.base.files import write_json
 from lm.run.folder import RunFolder
+from lm.sweep.cell import Order
 from lm.sweep.plan import Planned
+from lm.train.result import Labels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,19 +67,20 @@ class Local:
                 process.wait()
 
     def _start(self, cell: Planned, cores: tuple[int, ...]) -> subprocess.Popen:
-        write_json(self._config(cell), cell.values)
-        command = [
-            sys.executable, "-m", "lm.cli", "train", "--config", str(self._config(cell)), "--workdir",
-            str(self.sweep / cell.id), "--cache", str(self.sweep / "data"), "--sweep", self.name, "--role",
-            cell.role.value, "--budget", repr(cell.budget),
-        ]  # fmt: skip
+        order = Order(
+            config=cell.values,
+            workdir=str(self.sweep / cell.id),
+            cache=str(self.sweep / "data"),
+            labels=dataclasses.asdict(Labels(self.name, cell.role.value, cell.budget)),
+            cores=cores,
+        )
+        write_json(self._order(cell), to_dict(order))
         with open(self._output(cell), "w") as output:
             return subprocess.Popen(
-                command,
+                [sys.executable, "-m", "lm.sweep.cell", str(self._order(cell))],
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=self._environment(),
-                preexec_fn=_pinned(cores),
                 start_new_session=True,  # Ctrl-C reaches the sweep alone, which then ends its cells in order
             )
 
@@ -95,7 +99,7 @@ class Local:
         killed = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
         return f"{killed}: {lines[-1] if lines else 'it said nothing'}"
 
-    def _config(self, cell: Planned) -> Path:
+    def _order(self, cell: Planned) -> Path:
         return self.sweep / "cells" / f"{cell.id}.json"
 
     def _output(self, cell: Planned) -> Path:
@@ -112,9 +116,3 @@ def slots(count: int | None) -> tuple[tuple[int, ...], ...]:
     count = min(count or len(cores), len(cores))
     return tuple(tuple(cores[slot::count]) for slot in range(count))
 
-
-def _pinned(cores: tuple[int, ...]) -> Callable[[], None] | None:
-    """Pins the child to its cores; XLA then makes that many threads."""
-    if not hasattr(os, "sched_setaffinity"):
-        return None
-    return lambda: os.sched_setaffinity(0, cores)

@@ -170,15 +170,19 @@ def _rule(folder: Path, tune: Sequence[Planned]) -> Rule:
 
 
 def _gather(folder: Path, cells: Iterable[Planned]) -> pd.DataFrame:
-    """Writes and returns `table.csv`: a row a finished cell, in the order of the plan.
+    """Writes and returns `table.csv`: a row a finished cell; one that serves twice has the role it has last.
 
     Raises:
       RunError: no cell has finished.
     """
-    rows = [_result(folder, cell) for cell in cells if _finished(folder, cell)]
+    rows = {
+        cell.id: {**_result(folder, cell), "role": cell.role.value, "budget": cell.budget}
+        for cell in cells
+        if _finished(folder, cell)
+    }
     if not rows:
         raise RunError("no cell finished", where=str(folder), do="See the failures above.")
-    table = pd.DataFrame(rows, columns=list(NAMES))
+    table = pd.DataFrame(list(rows.values()), columns=list(NAMES))
     write_text(folder / "table.csv", table.to_csv(index=False))
     return table
 

@@ -18,7 +18,11 @@ class Schedule(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW with decoupled weight decay on matrices only, and global-norm clipping."""
+    """AdamW with decoupled weight decay on matrices only, and global-norm clipping.
+
+    Raises:
+      UsageError: a number outside its range.
+    """
 
     peak_lr: float
     warmup_steps: int
@@ -30,6 +34,15 @@ class OptimizerConfig:
     eps: float = 1e-8
     weight_decay: float = 0.1
     clip_norm: float = 1.0  # 0: no clipping
+
+    def __post_init__(self) -> None:
+        for name in ("peak_lr", "warmup_steps", "weight_decay", "clip_norm"):
+            _at_least(self, name, 0, "config.optimizer")
+        for name in ("final_lr_fraction", "cooldown_fraction", "b1", "b2"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UsageError(f"{name} is {getattr(self, name)}; it lies in 0 to 1", where="config.optimizer")
+        if self.b1 == 1 or self.b2 == 1 or self.eps <= 0:
+            raise UsageError("b1 and b2 must be below 1 and eps above 0", where="config.optimizer")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,8 +79,11 @@ class RunConfig:
             "checkpoint_every",
             "checkpoints_kept",
         ):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} is {getattr(self, name)}; it must be at least 1", where="config")
+            _at_least(self, name, 1, "config")
+        for name in ("z_loss", "eval_every", "seed"):
+            _at_least(self, name, 0, "config")
+        if self.seed >= 2**32:
+            raise UsageError(f"seed is {self.seed}; it must be below 2**32", where="config")
         if self.batch_size % self.accumulate:
             raise UsageError(
                 f"accumulate {self.accumulate} does not divide batch_size {self.batch_size}", where="config"
@@ -77,3 +93,8 @@ class RunConfig:
     def tokens_per_step(self) -> int:
         """Tokens predicted in one optimizer step."""
         return self.batch_size * self.model.context_length
+
+
+def _at_least(config: OptimizerConfig | RunConfig, name: str, least: int, where: str) -> None:
+    if getattr(config, name) < least:
+        raise UsageError(f"{name} is {getattr(config, name)}; it must be at least {least}", where=where)

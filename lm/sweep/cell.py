@@ -1,0 +1,57 @@
+"""One cell as a process of its own: `python -m lm.sweep.cell ORDER.json`, started by a runner of this room."""
+
+import ctypes
+import dataclasses
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lm.base.config import build
+from lm.base.errors import LmError
+from lm.train.config import RunConfig
+from lm.train.loop import train
+from lm.train.result import Labels
+
+_PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """What a runner asks of a cell's process."""
+
+    config: dict[str, Any]  # a RunConfig as plain values
+    workdir: str
+    cache: str
+    labels: dict[str, Any]
+    cores: tuple[int, ...] = ()  # the process keeps to these; XLA then makes that many threads
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Carries out the order in the file that is named; returns what `lm train` would."""
+    order = build(Order, json.loads(Path(arguments[0]).read_text()), "order")
+    _die_with_parent()
+    if order.cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, order.cores)
+    try:
+        train(build(RunConfig, order.config), order.workdir, cache=order.cache, labels=Labels(**order.labels))
+    except LmError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted after a checkpoint", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _die_with_parent() -> None:
+    """A killed sweep leaves no cell behind that would hold its run folder's lock."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,102 @@
+"""Ladders as data: the algebra of points, sizes from a rule, lengths from budgets, strictness."""
+
+import pytest
+
+from lm.base.config import build
+from lm.base.errors import UsageError
+from lm.model.accounting import Flops, count_parameters, step_flops
+from lm.sweep.ladder import Cell, Ladder, axis, chain, grid, isoflop, load_ladder, product, sizes, zip_
+from lm.train.config import RunConfig
+
+BASE = {
+    "model": {"vocab_size": 257, "context_length": 16, "n_layer": 1, "d_model": 8, "n_head": 2, "d_ff": 32},
+    "optimizer": {"peak_lr": 1e-2, "warmup_steps": 1},
+    "batch_size": 2,
+    "steps": 10,
+}
+
+
+@pytest.fixture
+def base() -> RunConfig:
+    return build(RunConfig, BASE)
+
+
+def test_product_takes_every_combination_and_the_last_list_turns_fastest():
+    points = product(axis("seed", [0, 1]), axis("steps", [5, 6, 7]))
+    assert [(p["seed"], p["steps"]) for p in points] == [(0, 5), (0, 6), (0, 7), (1, 5), (1, 6), (1, 7)]
+
+
+def test_chain_and_zip_keep_order_and_zip_refuses_unequal_lists():
+    assert chain(axis("seed", [1]), axis("seed", [2, 3])) == axis("seed", [1, 2, 3])
+    assert zip_(axis("seed", [1, 2]), axis("steps", [3, 4])) == [{"seed": 1, "steps": 3}, {"seed": 2, "steps": 4}]
+    with pytest.raises(UsageError, match="equally long"):
+        zip_(axis("seed", [1]), axis("steps", [3, 4]))
+
+
+def test_sizes_follow_the_rule():
+    by_aspect = sizes([64, 128], ff_ratio=4, aspect=32, d_head=16)
+    assert [p["model.n_layer"] for p in by_aspect] == [2, 4]
+    assert [p["model.n_head"] for p in by_aspect] == [4, 8]
+    assert [p["model.d_ff"] for p in by_aspect] == [256, 512]
+    assert all(p["model.n_head"] == 2 for p in sizes([12, 20], ff_ratio=4, depth=2, n_head=2))
+    for wrong in (
+        {"depth": 2, "aspect": 4, "n_head": 2},
+        {"depth": 2},
+        {"depth": 2, "d_head": 7},
+        {"depth": 2, "n_head": 5},
+    ):
+        with pytest.raises(UsageError):
+            sizes([64], ff_ratio=4, **wrong)
+
+
+@pytest.mark.parametrize("flops", list(Flops))
+def test_an_isoflop_cell_spends_its_budget_under_its_own_convention(base, flops):
+    budget = 3e9
+    for cell in isoflop(sizes([8, 16], ff_ratio=4, depth=1, n_head=2), [budget], flops=flops.value):
+        config = build(Cell, cell).config(base)
+        spent = step_flops(config.model, config.steps * config.tokens_per_step, flops)
+        one_step = step_flops(config.model, config.tokens_per_step, flops)
+        assert abs(spent - budget) <= one_step / 2  # whole steps, rounded
+        assert config.optimizer.warmup_steps == max(1, round(0.05 * config.steps))
+
+
+def test_a_grid_is_n_times_d(base):
+    shapes = sizes([8, 16], ff_ratio=4, depth=1, n_head=2)
+    cells = [build(Cell, cell) for cell in grid(shapes, [640, 1280], per_parameter=False)]
+    assert [cell.config(base).steps for cell in cells] == [20, 20, 40, 40]
+    ratios = [build(Cell, cell).config(base) for cell in grid(shapes, [3.0], per_parameter=True)]
+    for config in ratios:
+        tokens = 3.0 * count_parameters(config.model).total
+        assert abs(config.steps * config.tokens_per_step - tokens) <= config.tokens_per_step / 2
+
+
+def test_a_misspelled_leaf_is_named_with_the_nearest_known_one(base):
+    with pytest.raises(UsageError, match=r"d_modle.*Did you mean 'd_model'"):
+        Cell({"model.d_modle": 8}).config(base)
+    with pytest.raises(UsageError, match="no leaf"):
+        Cell({"mdoel.d_model": 8}).config(base)
+
+
+def test_one_length_a_cell_and_one_held_out_cell_a_ladder(base):
+    with pytest.raises(UsageError, match="more than one of"):
+        Cell({}, budget=1e9, tokens=100)
+    with pytest.raises(UsageError, match="more than one cell is held out"):
+        Ladder("x", base, (build(Cell, {"overrides": {}, "role": "holdout"}),) * 2)
+    with pytest.raises(UsageError, match="cannot name a folder"):
+        Ladder("a/b", base, (Cell({}),))
+
+
+def test_the_quick_ladder_is_what_its_text_says():
+    ladder = load_ladder("configs/ladders/quick.py")
+    fitted = [cell for cell in ladder.cells if cell.role == "fit"]
+    budgets = sorted({cell.budget for cell in fitted})
+    assert [sum(cell.budget == budget for cell in fitted) for budget in budgets] == [5, 5, 5, 5]
+    (held_out,) = [cell for cell in ladder.cells if cell.role == "holdout"]
+    assert held_out.budget == 2.5 * budgets[-1]
+    assert all(cell.config(ladder.base).steps >= 1000 for cell in ladder.cells)
+
+
+def test_overrides_reach_the_base_and_unknown_ones_are_refused():
+    assert load_ladder("configs/ladders/quick.py", ["base.data.seed=7"]).base.data.seed == 7
+    with pytest.raises(UsageError, match="nmae"):
+        load_ladder("configs/ladders/quick.py", ["nmae=x"])
