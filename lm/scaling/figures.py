@@ -252,16 +252,15 @@ def tuning(sweep: FinishedSweep) -> "Figure":
         ends.append((rate[rows][-1], loss[rows][-1], f"N = {style.short(size)}", colours.to_rgba(size)))
         at = rule["coefficient"] * size ** rule["exponent"]
         chosen.append(at)
-        height = np.interp(np.log(at), np.log(rate[rows]), loss[rows])
-        axes.plot(at, height, "v", ms=7, mfc="white", mec=colours.to_rgba(size), mew=1.4, zorder=4)
+        axes.plot(at, 0, "^", ms=8, mfc="white", mec=colours.to_rgba(size), mew=1.4, zorder=4, clip_on=False,
+                  transform=axes.get_xaxis_transform())  # fmt: skip
     axes.set_xlim(*style.log_limits([*rate, *chosen]))
     style.log_axis(axes.xaxis, "{:g}".format)
     _label_ends(axes, ends)
     axes.set_xlabel("peak learning rate")
     axes.set_ylabel(style.label("loss", sweep.columns["loss"]))
-    axes.set_title("Tune stage; triangles: the rule's rate")
-    style.footnote(figure, notes=[f"Rule: {rule['text']}; coefficient {rule['coefficient']:.3g}, "
-                                  f"exponent {rule['exponent']:.3g}.".replace("-", "−")])  # fmt: skip
+    axes.set_title("Tune stage; on the axis: the rule's rate a size")
+    style.footnote(figure, notes=[f"Rule: {rule['text'].rstrip('.')}."])
     return figure
 
 
