@@ -39,10 +39,7 @@ def load_file(path_and_arg: str) -> dict[str, Any]:
     if not path.is_file():
         raise UsageError("there is no such config file", where=path_text, do="Pass --config FILE[:arg].")
     if path.suffix == ".json":
-        try:
-            return json.loads(path.read_text())
-        except ValueError as error:
-            raise UsageError(f"not JSON: {error}", where=path_text) from error
+        return _mapping(_parse_json(path.read_text(), path_text), path_text)
     spec = importlib.util.spec_from_file_location(f"lm_config_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise UsageError("a config file must end in .py or .json", where=path_text)
@@ -60,7 +57,7 @@ def load_file(path_and_arg: str) -> dict[str, Any]:
         line = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)][-1:]
         where = ":".join([path_text, *map(str, line)])
         raise UsageError(f"{type(error).__name__}: {error}", where=where) from error
-    return config.to_dict() if isinstance(config, ml_collections.ConfigDict) else dict(config)
+    return _mapping(config.to_dict() if isinstance(config, ml_collections.ConfigDict) else config, path_text)
 
 
 def build(cls: type[T], values: Mapping[str, Any], where: str = "config") -> T:
@@ -195,7 +192,13 @@ def _parse_json(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise UsageError(f"'{text}' is not JSON: {error}", where=where) from None
+        raise UsageError(f"not JSON: {error}", where=where) from None
+
+
+def _mapping(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise UsageError(f"a configuration is a mapping, not {value!r}", where=where)
+    return dict(value)
 
 
 def _convert(value: Any, hint: Any, where: str) -> Any:

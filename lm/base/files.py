@@ -18,7 +18,7 @@ def atomic(path: Path | str, mode: str = "w") -> Iterator[IO[Any]]:
     """Opens a temporary file beside `path` that takes its name only when the block ends without an error.
 
     Raises:
-      RunError: the disk is full; `path` is then as it was before.
+      RunError: the disk is full or the folder cannot be written to; `path` is then as it was before.
     """
     path, temporary = Path(path), None
     try:
@@ -36,6 +36,8 @@ def atomic(path: Path | str, mode: str = "w") -> Iterator[IO[Any]]:
                 os.unlink(temporary)
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise disk_full(path) from error
+        if isinstance(error, OSError) and temporary is None:
+            raise RunError(f"cannot be written: {error.strerror}", where=str(path)) from error
         raise
 
 

@@ -1,12 +1,20 @@
 """Progress of long work on the terminal: time left and whatever numbers the work wants to show."""
 
 import contextlib
+import logging
 from collections.abc import Iterator
 
 import rich.console
 import rich.progress
 
 console = rich.console.Console(stderr=True)
+
+
+class ConsoleHandler(logging.Handler):
+    """Shows what a logger says, a line a record, above any progress bar."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        console.print(self.format(record), markup=False, highlight=False, soft_wrap=True)
 
 
 class Bar:

@@ -75,6 +75,19 @@ class RunFolder:
             raise UsageError(f"not the record of a run ({error})", where=str(self.config)) from error
 
 
+def check_run(path: Path | str, config: Any) -> None:
+    """Sees that `open_run` could use the folder `path` for `config`, before anything is written into it.
+
+    Raises:
+      UsageError: as `open_run`, as far as that is known before the corpus has been read.
+    """
+    folder = RunFolder(Path(path))
+    if folder.config.exists():
+        _refuse_changes(folder, {**folder.read_config(), "config": to_dict(config)})
+    elif folder.path.is_dir():
+        _refuse_strangers(folder)
+
+
 def open_run(path: Path | str, config: Any, identity: Mapping[str, str]) -> RunFolder:
     """Makes the run folder `path`, or checks that an existing one holds this very run.
 
@@ -96,6 +109,12 @@ def open_run(path: Path | str, config: Any, identity: Mapping[str, str]) -> RunF
         _refuse_strangers(folder)
         write_json(folder.config, asked)
         return folder
+    if _refuse_changes(folder, asked) != asked:
+        write_json(folder.config, asked)
+    return folder
+
+
+def _refuse_changes(folder: RunFolder, asked: dict[str, Any]) -> dict[str, Any]:
     recorded = folder.read_config()
     changed = differences(_numbers(recorded["config"]), _numbers(asked["config"]), "config")
     changed += differences(recorded["identity"], asked["identity"], "identity")
@@ -105,9 +124,7 @@ def open_run(path: Path | str, config: Any, identity: Mapping[str, str]) -> RunF
             where=str(folder.path),
             do="Use another --workdir, or the configuration that the folder was made with.",
         )
-    if recorded != asked:
-        write_json(folder.config, asked)
-    return folder
+    return recorded
 
 
 def log_to(folder: RunFolder, logger: logging.Logger) -> logging.Handler:

@@ -65,7 +65,7 @@ COLUMNS: tuple[Column, ...] = (
         "nats/token",
         loss="validation cross-entropy after the last step, mean over scored tokens",
         loss_se="its standard error, clustered by document",
-        train_loss="mean training cross-entropy over the last tenth of the steps",
+        train_loss="mean training cross-entropy over the logging intervals that end in the last tenth of the steps",
     ),
     *_columns("bits/byte", bits_per_byte="loss of the same tokens in bits over the bytes of their text"),
     *_columns("", lr_fraction="learning rate at that point over peak", decayed="1 when the schedule has ended"),

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from lm.base.config import content_hash, to_dict
+from lm.base.config import build, content_hash, to_dict
 from lm.data.corpus import Corpus
 from lm.run.folder import MAY_CHANGE, RunFolder
 from lm.train.config import RunConfig
@@ -17,7 +17,8 @@ def identity_of(config: RunConfig, corpus: Corpus) -> dict[str, str]:
         **{f"evaluation/{name}": file.fingerprint for name, file in corpus.extra.items()},
     }
     if config.init_from is not None:
-        identity["init_from"] = content_hash(RunFolder(Path(config.init_from)).read_config())
+        source = RunFolder(Path(config.init_from)).read_config()
+        identity["init_from"] = cell_id(build(RunConfig, source["config"]), source["identity"])
     return identity
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 import logging
 import signal
 import threading
@@ -12,21 +13,24 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from lm.base.errors import UsageError
-from lm.base.progress import bar
+from lm.base.progress import ConsoleHandler, bar
 from lm.data.batches import Batches
-from lm.data.corpus import Corpus, prepare
+from lm.data.corpus import prepare
+from lm.data.tokenizer import Tokenizer, load_tokenizer
 from lm.parallel.mesh import make_mesh
 from lm.parallel.rules import put_batch
 from lm.run.checkpoint import Checkpoints
-from lm.run.folder import RunFolder, log_to, open_run
+from lm.run.folder import RunFolder, check_run, log_to, open_run
 from lm.run.lock import locked
 from lm.run.record import MetricsLog, RowLog, write_result
 from lm.run.writers import TensorBoardWriter, WandbWriter, Writer
 from lm.train.config import RunConfig
 from lm.train.identity import identity_of
 from lm.train.optimizer import learning_rate
+from lm.train.profile import Profile
 from lm.train.recorder import Recorder
 from lm.train.result import Labels, result_row
 from lm.train.start import start
@@ -62,12 +66,12 @@ def train(
     """
     workdir, begun = Path(workdir), time.monotonic()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(locked(workdir))
-
-        # Data, devices, and a folder that agrees with both.
-        corpus = prepare(config.data, Path(cache) if cache else RunFolder(workdir).data)
+        # Devices and data, and a folder that agrees with both; what can be refused is refused before any writing.
+        check_run(workdir, config)
         mesh = make_mesh(config.mesh)
-        _check_fit(config, corpus, mesh.size)
+        _check_fit(config, load_tokenizer(config.data.tokenizer), mesh)
+        stack.enter_context(locked(workdir))
+        corpus = prepare(config.data, Path(cache) if cache else RunFolder(workdir).data)
         identity = identity_of(config, corpus)
         batches = Batches(
             corpus.train,
@@ -80,14 +84,22 @@ def train(
         )
         validation = Validation(config, corpus)
         folder = open_run(workdir, config, identity)
-        stack.callback(logger.removeHandler, log_to(folder, logger))
+        stack.enter_context(_told(folder))
+        if folder.result.exists():
+            logger.info("finished before; nothing to do")
+            return json.loads(folder.result.read_text())
         metrics = stack.enter_context(MetricsLog(folder.metrics))
         timing = stack.enter_context(RowLog(folder.timing))
         checkpoints = stack.enter_context(contextlib.closing(Checkpoints(folder.checkpoints, config.checkpoints_kept)))
 
         # Start: resume, fine-tune, initialise from, or fresh.
         begin = start(config, mesh, folder, checkpoints, metrics, batches.fingerprint, identity)
+        for line in begin.skipped:
+            logger.warning(line)
         logger.info(begin.how)
+        trace = stack.enter_context(
+            contextlib.closing(Profile(profile, begin.step, config.steps, workdir / "profile")),
+        )
         writers: list[Writer] = [TensorBoardWriter(folder, begin.step + 1)]
         if wandb:
             writers.append(WandbWriter(folder, folder.read_config()["config"]))
@@ -108,15 +120,10 @@ def train(
         progress = stack.enter_context(bar(workdir.name, config.steps))
         rows = batches.iterate(begin.step)
         for step in range(begin.step + 1, config.steps + 1):
-            if profile and step == profile[0]:
-                jax.profiler.start_trace(str(workdir / "profile"))
             lr = np.float32(learning_rate(config.optimizer, config.steps, step - 1))
-            state, device_metrics = train_step(state, put_batch(next(rows), mesh), lr)
+            state, device_metrics = trace(step, train_step, state, put_batch(next(rows), mesh), lr)
             recorder.dispatched(step, device_metrics)
             progress.update(step, recorder.numbers)
-            if profile and step == profile[1]:
-                jax.block_until_ready(state)
-                jax.profiler.stop_trace()
             if config.eval_every and step % config.eval_every == 0 and step < config.steps:
                 recorder.drain()
                 evaluate(step, state["params"])
@@ -133,6 +140,7 @@ def train(
                     },
                 )
             if stopped:
+                logger.info("stopped after step %d", step)
                 raise KeyboardInterrupt
 
         # Result.
@@ -144,32 +152,60 @@ def train(
         return row
 
 
-def _check_fit(config: RunConfig, corpus: Corpus, devices: int) -> None:
+@contextlib.contextmanager
+def _told(folder: RunFolder) -> Iterator[None]:
+    """Sends what the package's loggers say to the run's log and to the terminal."""
+    package, console = logging.getLogger("lm"), ConsoleHandler()
+    package.addHandler(console)
+    log = log_to(folder, package)
+    package.propagate = False  # some libraries give the root logger a handler, which would say everything twice
+    try:
+        yield
+    finally:
+        package.propagate = True
+        for handler in (console, log):
+            package.removeHandler(handler)
+            handler.close()
+
+
+def _check_fit(config: RunConfig, tokenizer: Tokenizer, mesh: Mesh) -> None:
     """Refuses what would only fail, or be silently wrong, deep inside a compiled step."""
-    if config.model.vocab_size != corpus.tokenizer.vocab_size:
+    if config.model.vocab_size != tokenizer.vocab_size:
         raise UsageError(
-            f"vocab_size is {config.model.vocab_size}, and the tokenizer has {corpus.tokenizer.vocab_size} entries",
+            f"vocab_size is {config.model.vocab_size}, and the tokenizer has {tokenizer.vocab_size} entries",
             where="config.model",
             do="Set --config.model.vocab_size to the tokenizer's, or name another --config.data.tokenizer.",
         )
     rows = config.batch_size // config.accumulate
-    if rows % devices:
+    if rows % mesh.size:
         raise UsageError(
-            f"{rows} rows a microbatch do not divide over {devices} devices",
+            f"{rows} rows a microbatch do not divide over {mesh.size} devices",
             where="config.batch_size",
             do="Make batch_size / accumulate a multiple of the device count.",
+        )
+    if config.model.d_model % mesh.shape["fsdp"]:
+        raise UsageError(
+            f"d_model {config.model.d_model} does not divide over {mesh.shape['fsdp']} devices",
+            where="config.mesh.fsdp",
+            do="Parameters are cut along d_model: choose an fsdp that divides it.",
         )
 
 
 @contextlib.contextmanager
 def _stop_signals() -> Iterator[list[int]]:
-    """Collects SIGINT and SIGTERM in a list instead of dying at once, so that the loop can save first."""
+    """Collects SIGINT and SIGTERM in a list, so that the loop can save first; a second one does not wait for that."""
     received: list[int] = []
+
+    def receive(number: int, _: object) -> None:
+        if received:
+            raise KeyboardInterrupt
+        received.append(number)
+
     if threading.current_thread() is not threading.main_thread():
         yield received
         return
     signals = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, lambda number, _: received.append(number)) for number in signals]
+    before = [signal.signal(number, receive) for number in signals]
     try:
         yield received
     finally:

@@ -41,7 +41,9 @@ class Recorder:
         self._pending: list[tuple[int, dict[str, jax.Array]]] = []
         self.interval = list(interval)
         self.numbers = ""
-        self._clock: float | None = None  # when the last row was written; unknown at first and across evaluations
+        self._clock: float | None = (
+            None  # when `_clock_step` had ended; unknown before the first row, so that compilation is left out
+        )
         self._clock_step = step
 
     def dispatched(self, step: int, metrics: dict[str, jax.Array]) -> None:
@@ -82,7 +84,7 @@ class Recorder:
         )
         for writer in self._writers:
             writer.write(step, {f"{name}/{key}": value for key, value in row.items()})
-        self._clock = None  # an interval with an evaluation in it says nothing about the step
+        self._clock, self._clock_step = time.monotonic(), step  # the evaluation's own time is not the steps'
 
     def _is_due(self, step: int) -> bool:
         return step == 1 or step % self._config.log_every == 0 or step == self._config.steps

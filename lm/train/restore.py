@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from lm.base.config import build
-from lm.base.errors import RunError
+from lm.base.errors import UsageError
 from lm.data.tokenizer import Tokenizer, load_tokenizer
 from lm.parallel.mesh import MeshConfig, make_mesh
 from lm.run.checkpoint import latest_step, load_params
@@ -28,7 +28,7 @@ def load_run(path: Path | str) -> LoadedRun:
     """Loads the newest checkpoint of a run folder onto this machine's devices, replicated over its own mesh.
 
     Raises:
-      UsageError: not a run folder, or the tokenizer's file has changed since.
+      UsageError: not a run folder, no checkpoint yet, or the tokenizer's file has changed since.
       RunError: no usable checkpoint.
     """
     folder = RunFolder(Path(path))
@@ -36,9 +36,9 @@ def load_run(path: Path | str) -> LoadedRun:
     config = build(RunConfig, recorded["config"])
     step = latest_step(folder.checkpoints)
     if step is None:
-        raise RunError("the run has no checkpoint yet", where=str(folder.path), do="Train it first: lm train.")
+        raise UsageError("the run has no checkpoint yet", where=str(folder.path), do="Train it first: lm train.")
     tokenizer = load_tokenizer(config.data.tokenizer)
     if tokenizer.fingerprint != recorded["identity"]["tokenizer"]:
-        raise RunError("the tokenizer is not the one that the run was trained with", where=config.data.tokenizer)
+        raise UsageError("the tokenizer is not the one that the run was trained with", where=config.data.tokenizer)
     mesh = make_mesh(MeshConfig())
     return LoadedRun(config, load_params(folder.checkpoints, abstract_state(config, mesh)["params"]), tokenizer, step)

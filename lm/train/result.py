@@ -44,7 +44,6 @@ def result_row(
     rates = [row["tokens_per_second"] for row in _rows(folder.timing)]
     rate = statistics.median(rates) if rates else tokens / wall_seconds
     peak = peak_flops(model.dtype.value)
-    last = [row["loss"] for row in _rows(folder.metrics) if row["kind"] == "train" and row["step"] > 0.9 * config.steps]
     return {
         "cell": cell_id(config, identity),
         **dataclasses.asdict(labels),
@@ -73,7 +72,7 @@ def result_row(
         **{convention.value: step_flops(model, tokens, convention) for convention in Flops},
         "loss": score.nats_per_token,
         "loss_se": score.standard_error,
-        "train_loss": statistics.fmean(last),
+        "train_loss": _train_loss(config, folder),
         "bits_per_byte": score.bits_per_byte,
         "lr_fraction": lr_fraction(config.optimizer, config.steps, config.steps - 1),
         "decayed": 1,
@@ -82,6 +81,16 @@ def result_row(
         "mfu": step_flops(model, 1, Flops.MATMUL) * rate / (peak * jax.device_count()),
         "peak_flops": peak,
     }
+
+
+def _train_loss(config: RunConfig, folder: RunFolder) -> float:
+    """Mean over the rows that end in the last tenth of the steps, each weighted by the steps that it stands for."""
+    rows = [row for row in _rows(folder.metrics) if row["kind"] == "train"]
+    begins = [0, *(row["step"] for row in rows[:-1])]
+    steps = [
+        row["step"] - begin if row["step"] > 0.9 * config.steps else 0 for begin, row in zip(begins, rows, strict=True)
+    ]
+    return statistics.fmean([row["loss"] for row in rows], weights=steps)
 
 
 def _epoch_tokens(config: RunConfig, corpus: Corpus) -> int:

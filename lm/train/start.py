@@ -8,11 +8,15 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
+import jax
+from flax import traverse_util
 from jax.sharding import Mesh
 
+from lm.base.config import build, differences
 from lm.base.errors import UsageError
-from lm.run.checkpoint import Checkpoints, load_params
+from lm.run.checkpoint import Checkpoints, latest_step, load_params
 from lm.run.folder import RunFolder
 from lm.run.record import MetricsLog, Position
 from lm.train.config import RunConfig
@@ -26,6 +30,7 @@ class Start:
     state: State
     step: int
     how: str
+    skipped: list[str]  # newer checkpoints that were passed over, and why
     interval: list[dict[str, float]]  # metrics of steps since the last row, as in the checkpoint
     wall_seconds: float  # spent before
 
@@ -59,15 +64,41 @@ def start(
     restored = checkpoints.restore_latest(abstract, accept=accept)
     if restored is not None:
         metrics.rewind(Position(**restored.meta["metrics"]))
-        how = "; ".join([*restored.skipped, f"resumed after step {restored.step}"])
-        return Start(restored.state, restored.step, how, restored.meta["interval"], restored.meta["wall_seconds"])
+        meta = restored.meta
+        how = f"resumed after step {restored.step}"
+        return Start(restored.state, restored.step, how, restored.skipped, meta["interval"], meta["wall_seconds"])
     metrics.rewind(None)
     if config.init_from is None:
-        return Start(fresh_state(config, mesh), 0, "fresh start", [], 0.0)
-    source = RunFolder(Path(config.init_from)).read_config()["identity"]
-    if source["tokenizer"] != identity["tokenizer"]:
-        raise UsageError("its tokenizer is another one", where=config.init_from, do="Train with the same tokenizer.")
-    params = load_params(RunFolder(Path(config.init_from)).checkpoints, abstract["params"])
-    state = {**fresh_state(config, mesh), "params": params}
-    how = "initialised from" if source["corpus"] == identity["corpus"] else "fine-tuning on another corpus from"
-    return Start(state, 0, f"{how} {config.init_from}", [], 0.0)
+        return Start(fresh_state(config, mesh), 0, "fresh start", [], [], 0.0)
+    state, same_corpus = _from_run(config.init_from, config, mesh, identity)
+    how = "initialised from" if same_corpus else "fine-tuning on another corpus from"
+    return Start(state, 0, f"{how} {config.init_from}", [], [], 0.0)
+
+
+def _from_run(init_from: str, config: RunConfig, mesh: Mesh, identity: dict) -> tuple[State, bool]:
+    """A fresh state with the final parameters of another run, and whether that run was trained on the same corpus."""
+    source = RunFolder(Path(init_from))
+    recorded = source.read_config()
+    theirs = build(RunConfig, recorded["config"])
+    if recorded["identity"]["tokenizer"] != identity["tokenizer"]:
+        raise UsageError("its tokenizer is another one", where=init_from, do="Train with the same tokenizer.")
+    asked = abstract_state(config, mesh)["params"]
+    changed = differences(_shapes(abstract_state(theirs, mesh)["params"]), _shapes(asked), "params")
+    if changed:
+        raise UsageError(
+            "its parameters have other shapes than this model's: " + "; ".join(changed[:5]),
+            where=init_from,
+            do="Give this run the same model.",
+        )
+    if latest_step(source.checkpoints) != theirs.steps:
+        raise UsageError(
+            f"its last checkpoint is of step {latest_step(source.checkpoints)}, not of its last step {theirs.steps}",
+            where=init_from,
+            do="Let it finish first: a run starts from final parameters.",
+        )
+    params = load_params(source.checkpoints, asked)
+    return {**fresh_state(config, mesh), "params": params}, recorded["identity"]["corpus"] == identity["corpus"]
+
+
+def _shapes(params: Any) -> Any:
+    return traverse_util.flatten_dict(jax.tree.map(lambda leaf: list(leaf.shape), params), sep=".")
