@@ -109,11 +109,12 @@ def _entry(entry: dict[str, Any]) -> str:
     return _span(entry["value"], entry["interval"])
 
 
-def _span(value: float, ends: list[float | None] | None) -> str:
+def _span(value: float | None, ends: list[float | None] | None) -> str:
+    shown = "unbounded" if value is None else f"{value:.5g}"
     if ends is None:
-        return f"{value:.5g}"
+        return shown
     low, high = ("unbounded" if end is None else f"{end:.4g}" for end in ends)
-    return f"{value:.5g} [{low}, {high}]"
+    return f"{shown} [{low}, {high}]"
 
 
 def _number(value: float | None) -> float:

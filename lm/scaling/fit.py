@@ -314,7 +314,7 @@ def _derived(
         return {}
 
     def entry(name: str) -> dict[str, Any]:
-        return {"value": values[name], "interval": intervals[name]}
+        return {"value": _finite(values[name]), "interval": intervals[name]}
 
     optimum = [
         {

@@ -43,6 +43,8 @@ def analyse(found: Points, *, seed: int) -> dict[str, Any]:
     refused: list[dict[str, Any]] = []
     for k, budget in enumerate(budgets):
         rows = np.flatnonzero(codes == k)
+        if np.unique(found.n[rows]).size == 1:
+            continue  # a lone size was never meant as a curve: a grid of N x D has many
         reason = _shape_refusal(np.log(found.n[rows]), found.loss[rows]) or _shape_refusal(
             np.log(found.d[rows]), found.loss[rows]
         )

@@ -325,7 +325,9 @@ def _value(value: Any) -> str:
     return _number(value) if isinstance(value, float | int) or value is None else _text(value)
 
 
-def _entry(value: float, interval: Sequence[float | None] | None, show: Callable[[Any], str] | None = None) -> str:
+def _entry(
+    value: float | None, interval: Sequence[float | None] | None, show: Callable[[Any], str] | None = None
+) -> str:
     show = show or _number
     return f"{show(value)} {_interval(interval, show)}" if interval is not None else show(value)
 
@@ -338,7 +340,9 @@ def _interval(interval: Sequence[float | None] | None, show: Callable[[Any], str
     return f"[{low}, {high}]"
 
 
-def _short(value: float) -> str:
+def _short(value: float | None) -> str:
+    if value is None:
+        return "–"
     return short(value) if value >= 1000 else f"{value:.4g}"
 
 

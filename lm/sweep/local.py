@@ -115,4 +115,3 @@ def slots(count: int | None) -> tuple[tuple[int, ...], ...]:
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [*range(os.cpu_count() or 1)]
     count = min(count or len(cores), len(cores))
     return tuple(tuple(cores[slot::count]) for slot in range(count))
-

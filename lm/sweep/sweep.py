@@ -23,7 +23,7 @@ from lm.scaling.fit import FitResult, fit_table
 from lm.scaling.plan import predict
 from lm.scaling.report import write_report
 from lm.scaling.table import NAMES
-from lm.sweep.ladder import Cell, Ladder, Role
+from lm.sweep.ladder import Cell, Fit, Ladder, Role
 from lm.sweep.local import Local, slots
 from lm.sweep.plan import Planned, estimated_seconds, plan_table, planned
 from lm.sweep.tune import Rule, fit_rule
@@ -200,17 +200,18 @@ def _fit(ladder: Ladder, folder: Path, table: pd.DataFrame) -> None:
     print(f"\n{describe(result)}")
     held_out = table[table["role"] == Role.HOLDOUT.value]
     if len(held_out):
-        _judge(result, plan.n, plan.d, plan.c, plan.loss, held_out.iloc[0], folder)
+        _judge(result, plan, held_out.iloc[0], folder)
 
 
-def _judge(result: FitResult, n: str, d: str, c: str, loss: str, row: pd.Series, folder: Path) -> None:
-    found = predict(result, float(row[n]), float(row[d]))
-    measured = float(row[loss])
+def _judge(result: FitResult, plan: Fit, row: pd.Series, folder: Path) -> None:
+    """Predicts the held-out run and writes and prints what was measured beside it."""
+    found = predict(result, float(row[plan.n]), float(row[plan.d]))
+    measured = float(row[plan.loss])
     low, high = found.prediction_interval
     verdict = {
-        "n": float(row[n]),
-        "d": float(row[d]),
-        "c": float(row[c]),
+        "n": float(row[plan.n]),
+        "d": float(row[plan.d]),
+        "c": float(row[plan.c]),
         "predicted": found.mean,
         "mean_interval": list(found.mean_interval),
         "prediction_interval": [low, high],

@@ -11,9 +11,7 @@ RATES = [1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2]
 
 def rows(sizes, best, rates=RATES):
     """Losses that are parabolas in log rate with their minimum at `best(n)`."""
-    return [
-        {"n": n, "peak_lr": rate, "loss": 2.0 + 0.1 * np.log(rate / best(n)) ** 2} for n in sizes for rate in rates
-    ]
+    return [{"n": n, "peak_lr": rate, "loss": 2.0 + 0.1 * np.log(rate / best(n)) ** 2} for n in sizes for rate in rates]
 
 
 def test_a_power_law_of_the_best_rate_is_recovered_exactly():
