@@ -22,7 +22,25 @@ from lm.sweep.sweep import sweep
 
 SHAPES = sizes([8, 16], ff_ratio=2, depth=1, n_head=2)
 LENGTHS = (1280, 2560, 5120, 10240)
-WORDS = "the cat sat on a mat and then it ran to see what the dog had done with all of its red toys".split()
+WORDS = (
+    "the",
+    "cat",
+    "sat",
+    "on",
+    "a",
+    "mat",
+    "and",
+    "then",
+    "it",
+    "ran",
+    "to",
+    "see",
+    "what",
+    "dogs",
+    "had",
+    "done",
+    "with",
+)
 
 
 @pytest.fixture(scope="module")
