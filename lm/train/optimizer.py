@@ -50,6 +50,6 @@ def lr_fraction(config: OptimizerConfig, steps: int, step: int) -> float:
         begin = config.warmup_steps
     else:
         begin = max(config.warmup_steps, steps - 1 - round(config.cooldown_fraction * steps))
-    progress = min(max((step - begin) / max(last - begin, 1), 0.0), 1.0)
+    progress = max(min(step, last) - begin, 0) / max(last - begin, 1)
     fall = 0.5 * (1 - math.cos(math.pi * progress)) if config.schedule is Schedule.COSINE else progress
     return 1.0 - (1.0 - config.final_lr_fraction) * fall

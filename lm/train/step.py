@@ -62,8 +62,8 @@ def make_train_step(config: RunConfig, mesh: Mesh) -> Callable:
         params = optax.apply_updates(state["params"], jax.tree.map(lambda u: -lr * u, updates))
         metrics = {
             "loss": sums["nll"] / tokens,
-            "grad_norm": optax.global_norm(grads),
-            "param_norm": optax.global_norm(params),
+            "grad_norm": optax.tree.norm(grads),
+            "param_norm": optax.tree.norm(params),
         }
         return {"params": params, "opt_state": opt_state, "step": state["step"] + 1}, metrics
 
