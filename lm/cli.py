@@ -238,5 +238,23 @@ def _eval(parser: argparse.ArgumentParser) -> Runner:
 COMMANDS["eval"] = (_eval, "lm eval --checkpoint runs/tiny --text book.txt --stride 64 --per-token tokens.jsonl")
 
 
+def _bench(parser: argparse.ArgumentParser) -> Runner:
+    """Measures ours, peers and limits in turn in one run, and says how far apart they are."""
+    parser.add_argument("what", choices=("train",), help="training steps")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows and the machine's facts")
+    parser.add_argument("--peer-python", metavar="P", help="interpreter with PyTorch (default: .venv* here, then this)")
+    parser.add_argument("--rounds", type=int, default=8, metavar="R", help="samples of each (default 8)")
+
+    def run(args: argparse.Namespace) -> None:
+        from lm.bench.command import What, bench
+
+        bench(What(args.what), args.json, args.peer_python, args.rounds)
+
+    return run
+
+
+COMMANDS["bench"] = (_bench, "lm bench train --json train.json")
+
+
 if __name__ == "__main__":
     sys.exit(main())

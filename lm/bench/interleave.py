@@ -1,0 +1,73 @@
+"""Measuring in turn: ours, each peer, the limit, and again, so that what disturbs one disturbs all."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from lm.base.progress import Bar
+from lm.bench.machine import Meter
+from lm.bench.peer import Peer, PeerMissing, RunningPeer, running
+
+Run = Callable[[int], float]  # steps -> seconds
+
+
+@dataclasses.dataclass
+class Taken:
+    """Seconds per step of each contestant, sample i from round i; peers that were missing, with the reason; facts."""
+
+    seconds: dict[str, list[float]]
+    missing: dict[str, str]
+    facts: dict[str, dict[str, Any]]
+
+    def rates(self, per_step: float, names: Sequence[str]) -> dict[str, list[float]]:
+        """`per_step` (tokens, say) per second, of those of `names` that took part."""
+        return {name: [per_step / s for s in self.seconds[name]] for name in names if name in self.seconds}
+
+    def missing_of(self, names: Sequence[str]) -> dict[str, str]:
+        """Those of `names` that did not take part."""
+        return {name: self.missing[name] for name in names if name in self.missing}
+
+
+def interleave(
+    ours: Mapping[str, Run],
+    peers: Sequence[Peer],
+    *,
+    rounds: int,
+    steps: int,
+    meter: Meter,
+    progress: Bar,
+    accept: Callable[[Peer, Mapping[str, Any]], str] = lambda peer, facts: "",
+) -> Taken:
+    """Sets up all peers, then lets everyone do `steps` steps in each of `rounds` rounds.
+
+    `accept` looks at what a peer said of itself and returns why it is no fair peer, or nothing. A peer that fails is
+    left out from then on and named in `missing`; ours failing is an error.
+    """
+    taken = Taken({name: [] for name in ours}, {}, {})
+    contestants: dict[str, Run] = dict(ours)
+    with contextlib.ExitStack() as stack:
+        for number, peer in enumerate(peers):
+            progress.update(number, f"setting up {peer.name}")
+            try:
+                started: RunningPeer = stack.enter_context(running(peer))
+            except PeerMissing as reason:
+                taken.missing[peer.name] = str(reason)
+                continue
+            refusal = accept(peer, started.facts)
+            if refusal:
+                taken.missing[peer.name] = refusal
+                continue
+            taken.facts[peer.name], taken.seconds[peer.name] = started.facts, []
+            contestants[peer.name] = started.run
+            meter.watched.append(started.pid)
+        with meter:
+            for number in range(rounds):
+                for name, run in list(contestants.items()):
+                    progress.update(len(peers) + number, name)
+                    try:
+                        taken.seconds[name].append(run(steps) / steps)
+                    except PeerMissing as reason:
+                        taken.missing[name] = str(reason)
+                        del taken.seconds[name], contestants[name]
+    return taken
