@@ -20,7 +20,7 @@ from lm.model.score import (
     token_log_probs,
 )
 from lm.model.transformer import Transformer
-from tests.model.variants import init, tiny
+from tests.model.variants import parameters, tiny
 
 V = 10
 
@@ -90,7 +90,7 @@ def test_evaluation_windows_are_whole_and_apart(n: int, window: int, count: int)
 
 def test_window_pass_equals_the_training_loss():
     config = tiny(vocab_size=V + 1)
-    params, T = init(config, scale=20.0), config.context_length
+    params, T = parameters(config), config.context_length
     text = stream(5 * T)
     model = Transformer(config)
 
@@ -99,14 +99,14 @@ def test_window_pass_equals_the_training_loss():
 
     scored = score_windows(jax.jit(log_probs), params, text, sliding_windows(5 * T + 1, T, T), T, batch_size=2)
     inputs, targets = (x.astype(np.int32).reshape(5, T) for x in (text.tokens[:-1], text.tokens[1:]))
-    loss = -jnp.mean(log_probs(params, inputs, targets, None))
+    loss = -jnp.mean(jax.jit(log_probs)(params, inputs, targets, None))
     # The same windows in batches of another shape: float32 sums of 16 to 24 terms in another order.
     np.testing.assert_allclose(summarise(scored, text, T, T).nats_per_token, loss, rtol=1e-5)
 
 
 def test_document_mask_scores_each_document_alone():
     config = tiny(vocab_size=V + 1, context_length=16)
-    params, model = init(config, scale=20.0), Transformer(config)
+    params, model = parameters(config), Transformer(config)
     log_probs = jax.jit(lambda p, x, y, s: token_log_probs(model.apply({"params": p}, x, s), y))
     first, second = stream(6).tokens, stream(9).tokens
     joined = stream_of(np.concatenate([first, second]), np.array([0, 7]), np.ones(V + 1, int), V)

@@ -1,12 +1,14 @@
 """Tiny models for the tests of this room, and a pairwise covering set of every architectural choice."""
 
 import dataclasses
+import functools
 import itertools
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from lm.model.config import FeedForward, ModelConfig, Norm, Positions
 from lm.model.transformer import Transformer
@@ -48,21 +50,40 @@ def identify(config: ModelConfig) -> str:
     return "-".join(str(getattr(config, name)) for name in CHOICES)
 
 
-def init(config: ModelConfig, scale: float = 1.0, seed: int = 0) -> Any:
-    """Parameters, all matrices and tables times `scale`: at 1 the model hardly differs from a uniform one."""
-    tokens_BT = jnp.zeros((1, config.context_length), jnp.int32)
-    params = nn.unbox(Transformer(config).init(jax.random.key(seed), tokens_BT))["params"]
-    return jax.tree.map_with_path(
-        lambda path, leaf: leaf if path[-1].key in ("scale", "bias") else leaf * scale, params
-    )
+@functools.cache
+def init(config: ModelConfig) -> Any:
+    """The model's own initial parameters."""
+    # Jitted: op by op, each of some fifty small functions would be compiled by itself.
+    return jax.jit(lambda: nn.unbox(Transformer(config).init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))))()[
+        "params"
+    ]
+
+
+@functools.cache
+def parameters(config: ModelConfig, std: float = 0.3) -> Any:
+    """Random parameters of the model, biases and scales too, far from the nearly uniform model of `init`."""
+    shapes = nn.unbox(jax.eval_shape(Transformer(config).init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32)))
+    random = np.random.default_rng(0)
+
+    def drawn(path: Any, leaf: Any) -> jax.Array:
+        numbers = std * random.standard_normal(leaf.shape, np.float32)
+        return jnp.asarray(1 + numbers if path[-1].key == "scale" else numbers)
+
+    return jax.tree.map_with_path(drawn, shapes["params"])
 
 
 def tokens(config: ModelConfig, rows: int = 2, seed: int = 1) -> jax.Array:
-    return jax.random.randint(jax.random.key(seed), (rows, config.context_length), 0, config.vocab_size)
+    shape = (rows, config.context_length)
+    return jnp.asarray(np.random.default_rng(seed).integers(0, config.vocab_size, shape), jnp.int32)
 
 
 def logits(config: ModelConfig, params: Any, tokens_BT: jax.Array, segments_BT: jax.Array | None = None) -> jax.Array:
-    return jax.jit(Transformer(config).apply)({"params": params}, tokens_BT, segments_BT)
+    return _compiled(config)({"params": params}, tokens_BT, segments_BT)
+
+
+@functools.cache
+def _compiled(config: ModelConfig) -> Any:
+    return jax.jit(Transformer(config).apply)
 
 
 def replace(config: ModelConfig, **changes: Any) -> ModelConfig:

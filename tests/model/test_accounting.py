@@ -1,0 +1,157 @@
+import json
+from pathlib import Path
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import pytest
+
+from lm.base.config import build, load_file
+from lm.base.errors import UsageError
+from lm.cli import main
+from lm.model.accounting import (
+    Flops,
+    Group,
+    cache_bytes,
+    count_parameters,
+    flops_per_token,
+    group_of,
+    jaxpr_dot_flops,
+    kaplan_forward_flops,
+    step_flops,
+)
+from lm.model.config import Dtype, FeedForward, ModelConfig, Norm, Positions, Remat
+from lm.model.count import traced_flops_per_token
+from lm.model.transformer import Transformer
+from lm.train.config import RunConfig
+from tests.model.variants import COVERING, identify, replace, tiny
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+covered = pytest.mark.parametrize("config", COVERING, ids=identify)
+
+
+def published(name: str) -> ModelConfig:
+    return build(RunConfig, load_file(f"{CONFIGS}/{name}")).model
+
+
+def test_gpt2_counts():
+    counts = count_parameters(published("gpt2.py"))
+    assert counts.total == 124_439_808
+    assert counts.total - counts.position - counts.norms == 123_532_032
+    assert counts.embedding == 50257 * 768
+    assert counts.active == counts.total
+
+
+@pytest.mark.parametrize(
+    ("name", "total"),
+    [
+        ("llama.py:1b", 1_235_814_400),
+        ("llama.py:8b", 8_030_261_248),
+        ("llama.py", 8_030_261_248),
+        ("llama.py:70b", 70_553_706_496),
+    ],
+)
+def test_llama_counts(name: str, total: int):
+    assert count_parameters(published(name)).total == total
+
+
+@pytest.mark.parametrize(("name", "arg"), [("llama.py", "3b"), ("gpt2.py", "xl")])
+def test_unknown_variants_are_usage_errors(name: str, arg: str):
+    with pytest.raises(UsageError, match=arg):
+        load_file(f"{CONFIGS}/{name}:{arg}")
+
+
+@covered
+def test_counts_are_those_of_the_initialised_model(config: ModelConfig):
+    params = nn.unbox(jax.eval_shape(Transformer(config).init, jax.random.key(0), jnp.zeros((1, 8), jnp.int32)))
+    sizes = dict.fromkeys(Group, 0)
+    for path, leaf in jax.tree.leaves_with_path(params["params"]):
+        sizes[group_of(tuple(entry.key for entry in path))] += leaf.size
+    counts = count_parameters(config)
+    assert {group: getattr(counts, group.value) for group in Group} == sizes
+    assert counts.total == sum(sizes.values())
+
+
+@covered
+def test_full_matmul_flops_are_those_of_the_traced_step(config: ModelConfig):
+    assert flops_per_token(config, Flops.MATMUL_FULL) == traced_flops_per_token(config)
+
+
+@pytest.mark.parametrize("changes", [{"unroll_layers": True}, {"dtype": Dtype.BFLOAT16}, {"remat": Remat.FULL}])
+def test_how_a_step_is_computed_changes_no_count(changes):
+    config = tiny(n_kv_head=2)
+    assert traced_flops_per_token(replace(config, **changes)) == flops_per_token(config, Flops.MATMUL_FULL)
+
+
+@pytest.mark.parametrize("name", ["gpt2.py", "llama.py:70b"])
+def test_published_shapes_trace_to_their_count(name: str):
+    config = published(name)
+    assert flops_per_token(config, Flops.MATMUL_FULL) == traced_flops_per_token(config)
+
+
+def test_hand_counts_of_one_small_model():
+    config = ModelConfig(
+        vocab_size=10, context_length=4, n_layer=3, d_model=8, n_head=4, n_kv_head=2, d_ff=16, bias=True,
+        norm=Norm.LAYERNORM, feed_forward=FeedForward.GELU, positions=Positions.LEARNED, tied_embedding=False,
+    )  # fmt: skip
+    counts = count_parameters(config)
+    assert (counts.embedding, counts.position, counts.head) == (80, 32, 80)
+    layer = 8 * 8 + 2 * 8 * 4 + 8 * 8 + 2 * 8 * 16  # query, key and value, output, feed-forward
+    assert counts.matrices == 3 * layer == 1344
+    assert counts.norms == 3 * (2 * 16 + (8 + 4 + 4 + 8) + (16 + 8)) + 16
+    forward = 2 * (3 * layer + 80)
+    assert flops_per_token(config, Flops.MATMUL_FULL) == 3 * (forward + 3 * 2 * 2 * 8 * 4)
+    assert 4 * flops_per_token(config, Flops.MATMUL) == 3 * (4 * forward + 3 * 2 * 2 * 8 * (1 + 2 + 3 + 4))
+    assert flops_per_token(config, Flops.KAPLAN) == 6 * (counts.total - 192)
+    assert flops_per_token(config, Flops.SIX_ND) == 6 * counts.total
+    assert kaplan_forward_flops(config) == 2 * counts.nonembedding + 2 * 3 * 4 * 8
+
+
+def test_tied_head_costs_products_but_no_parameters():
+    tied, untied = tiny(), tiny(tied_embedding=False)
+    assert count_parameters(untied).total - count_parameters(tied).total == 11 * 16
+    assert flops_per_token(tied, Flops.MATMUL) == flops_per_token(untied, Flops.MATMUL)
+
+
+def test_counts_of_huge_runs_are_exact():
+    config = published("llama.py:70b")
+    tokens = 15_000_000_000_001
+    assert step_flops(config, tokens, Flops.SIX_ND) == 6 * 70_553_706_496 * 15_000_000_000_001
+
+
+def test_cache_of_llama_8b():
+    config = published("llama.py:8b")
+    assert cache_bytes(config, 1, 1, bytes_per_number=2) == 2 * 32 * 8 * 128 * 2 == 131_072
+    assert cache_bytes(config, 8192, 3, bytes_per_number=2) == 3 * 2**30
+
+
+def test_products_inside_control_flow_are_counted_as_often_as_they_run():
+    square = jnp.ones((4, 4))
+
+    def scanned(x):
+        return jax.lax.scan(lambda x, _: (jax.checkpoint(lambda y: y @ y)(x), None), x, None, length=5)[0]
+
+    assert jaxpr_dot_flops(jax.make_jaxpr(jax.jit(scanned))(square)) == 5 * 2 * 4**3
+    same = jax.make_jaxpr(lambda x: jax.lax.cond(x[0, 0] > 0, lambda y: y @ y, lambda y: y.T @ y, x))
+    assert jaxpr_dot_flops(same(square)) == 2 * 4**3
+    uneven = jax.make_jaxpr(lambda x: jax.lax.cond(x[0, 0] > 0, lambda y: y @ y, lambda y: y, x))
+    with pytest.raises(ValueError, match="no single count"):
+        jaxpr_dot_flops(uneven(square))
+    endless = jax.make_jaxpr(lambda x: jax.lax.while_loop(lambda y: y[0, 0] < 9, lambda y: y @ y, x))
+    with pytest.raises(ValueError, match="no static FLOP count"):
+        jaxpr_dot_flops(endless(square))
+
+
+def test_count_command(capsys):
+    assert main(["count", "--config", f"{CONFIGS}/gpt2.py", "--json", "--check", "--config.steps=2"]) == 0
+    counted = json.loads(capsys.readouterr().out)
+    assert counted["parameters"]["total"] == 124_439_808
+    assert counted["traced_flops_per_token"] == counted["flops_per_token"]["flops_matmul_full"]
+    assert counted["tokens"] == 2 * 512 * 1024
+    assert counted["run_flops"]["flops_6nd"] == 6 * 124_439_808 * counted["tokens"]
+    named = {*counted["flops_per_token"], "parameters", "cache_bytes", "run_flops"}
+    assert named <= set(counted["conventions"])
+    assert main(["count", "--config", f"{CONFIGS}/llama.py:1b"]) == 0
+    assert "1,235,814,400" in capsys.readouterr().out
+    assert main(["count", "--config", f"{CONFIGS}/llama.py:3b"]) == 2
+    assert "Known: 1b, 8b, 70b" in capsys.readouterr().err
