@@ -20,6 +20,8 @@ MAX_ITERATIONS = 300
 TOLERANCE = 1e-15
 LONGEST_STEP, SHORTEST_STEP = 1.0, 1e-13
 MOST_DAMPING = 100.0
+SNAP = 1e-9
+STRAIGHT_ITERATIONS, BEND_PROBE = 20, 0.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,20 +160,22 @@ def _newton(problem: Problem, theta: Array, delta: float) -> tuple[Array, Array,
     """Damped steps between Newton (only points within delta curve) and reweighted least squares (never overshoots).
 
     The damping interpolates between the two: 0 is Newton, 1 the majorant, above 1 adds a ridge. No parameter moves
-    further than the radius in one step; it shrinks when a step does not lower the objective.
+    further than the radius in one step; it shrinks when a step does not lower the objective. Rows that are not there
+    after some steps are in a curved valley: theirs follow its bend.
     """
-    theta = np.where(problem.free, np.clip(theta, problem.low, problem.high), theta)
+    theta = _within(problem, theta)
     answer, gradient = theta.copy(), np.zeros(len(theta))
     converged = np.zeros(len(theta), bool)
     active = np.arange(len(theta))
     state = _evaluate(problem, theta, delta)
     damping, radius = np.ones(len(theta)), np.full(len(theta), LONGEST_STEP)
-    for _ in range(MAX_ITERATIONS):
+    for iteration in range(MAX_ITERATIONS):
         step, gain = _step(problem, state, damping)
         length = np.abs(step).max(-1)
         step *= np.minimum(1, radius / np.maximum(length, 1e-300))[:, None]
-        moved = np.where(problem.free, np.clip(state.theta + step, problem.low, problem.high), state.theta)
-        trial = _evaluate(problem, moved, delta)
+        if iteration >= STRAIGHT_ITERATIONS:
+            step += _bend(problem, state, step, damping, delta)
+        trial = _evaluate(problem, _within(problem, state.theta + step), delta)
         better = trial.value < state.value
         small = gain <= TOLERANCE * (state.value + 1)
         for field in dataclasses.fields(_State):
@@ -196,14 +200,12 @@ def _newton(problem: Problem, theta: Array, delta: float) -> tuple[Array, Array,
 def _evaluate(problem: Problem, theta: Array, delta: float) -> _State:
     predicted, jacobian = problem.law.log_loss_and_jacobian(theta, problem.logs)
     residual = problem.log_loss - predicted
-    unit = 1.0 if math.isinf(delta) else delta
-    size = np.abs(residual) / unit
-    inside = np.ones_like(size) if math.isinf(delta) else (size <= 1).astype(np.float64)
-    reach = np.ones_like(size) if math.isinf(delta) else 1 / np.maximum(size, 1)
-    rho = np.where(inside > 0, 0.5 * size**2, size - 0.5)
-    slope = residual / unit * reach
-    if problem.weights is not None:
-        inside, reach, rho, slope = (part * problem.weights for part in (inside, reach, rho, slope))
+    inside, reach, unit = _curvatures(problem, residual, delta)
+    scaled = residual / unit
+    slope = scaled * reach
+    product = slope * scaled
+    count = 1.0 if problem.weights is None else problem.weights
+    rho = np.where(inside > 0, 0.5 * product, product - 0.5 * count)
     transposed = jacobian.transpose(0, 2, 1)
     return _State(
         theta,
@@ -213,6 +215,13 @@ def _evaluate(problem: Problem, theta: Array, delta: float) -> _State:
         np.matmul(jacobian * inside[:, None], transposed) / unit**2,
         np.matmul(jacobian * reach[:, None], transposed) / unit**2,
     )
+
+
+def _within(problem: Problem, theta: Array) -> Array:
+    """`theta` [R, P] within the bounds, and on one where it is nearly there: shrinking steps would never reach it."""
+    near = SNAP * (problem.high - problem.low)
+    theta = np.where(theta <= problem.low + near, problem.low, theta)
+    return np.where(theta >= problem.high - near, problem.high, theta)
 
 
 def _moving(problem: Problem, state: _State) -> Array:
@@ -227,14 +236,56 @@ def _scaled_gradient(problem: Problem, state: _State) -> Array:
 
 
 def _step(problem: Problem, state: _State, damping: Array) -> tuple[Array, Array]:
+    """The damped step [R, P] and the decrease [R] that it promises."""
     moving = _moving(problem, state)
+    step = _solve(_matrix(state, damping, moving), np.where(moving, state.pull, 0))
+    # A parameter on its bound whose own pull is inward may still be sent outward by the others: it stays, they move.
+    outward = (state.theta <= problem.low) & (step < 0) | (state.theta >= problem.high) & (step > 0)
+    blocked = (outward & moving).any(-1)
+    if blocked.any():
+        part = _State(*(getattr(state, field.name)[blocked] for field in dataclasses.fields(_State)))
+        inner = (moving & ~outward)[blocked]
+        step[blocked] = _solve(_matrix(part, damping[blocked], inner), np.where(inner, part.pull, 0))
+    return step, 0.5 * (step * np.where(moving, state.pull, 0)).sum(-1)
+
+
+def _solve(matrix: Array, right: Array) -> Array:
+    return np.linalg.solve(matrix, right[:, :, None])[:, :, 0]
+
+
+def _matrix(state: _State, damping: Array, moving: Array) -> Array:
     mix = np.minimum(damping, 1)[:, None, None]
     matrix = (1 - mix) * state.newton + mix * state.majorant
     diagonal = np.einsum("rpp->rp", state.majorant)
     ridge = (0.01 * np.maximum(damping - 1, 0)[:, None] + 1e-13) * diagonal + 1e-30
     matrix = matrix + ridge[:, :, None] * np.eye(matrix.shape[-1])
     both = moving[:, :, None] & moving[:, None, :]
-    matrix = np.where(both, matrix, np.eye(matrix.shape[-1]) * (~moving)[:, :, None])
-    pull = np.where(moving, state.pull, 0)
-    step = np.linalg.solve(matrix, pull[:, :, None])[:, :, 0]
-    return step, 0.5 * (step * pull).sum(-1)
+    return np.where(both, matrix, np.eye(matrix.shape[-1]) * (~moving)[:, :, None])
+
+
+def _bend(problem: Problem, state: _State, step: Array, damping: Array, delta: float) -> Array:
+    """The second-order part of a step along a curved valley (geodesic acceleration, Transtrum and Sethna 2012)."""
+    predicted, jacobian = problem.law.log_loss_and_jacobian(state.theta, problem.logs)
+    ahead = problem.law.log_loss(state.theta + BEND_PROBE * step, problem.logs)
+    along = np.matmul(step[:, None, :], jacobian)[:, 0]
+    second = 2 / BEND_PROBE * ((ahead - predicted) / BEND_PROBE - along)
+    inside, reach, unit = _curvatures(problem, problem.log_loss - predicted, delta)
+    mix = np.minimum(damping, 1)[:, None]
+    force = np.matmul(jacobian, (((1 - mix) * inside + mix * reach) * second)[:, :, None])[:, :, 0] / unit**2
+    moving = _moving(problem, state) & (step != 0)
+    bend = -0.5 * _solve(_matrix(state, damping, moving), np.where(moving, force, 0))
+    trusted = np.abs(bend).max(-1) <= np.abs(step).max(-1)
+    return np.where(trusted[:, None] & np.isfinite(bend), bend, 0)
+
+
+def _curvatures(problem: Problem, residual: Array, delta: float) -> tuple[Array, Array, float]:
+    """Per point [R, points]: the curvature within delta, the majorant's everywhere (both by count), and their unit."""
+    if math.isinf(delta):
+        inside = np.ones_like(residual)
+        reach, unit = inside, 1.0
+    else:
+        size = np.abs(residual) / delta
+        inside, reach, unit = (size <= 1).astype(np.float64), 1 / np.maximum(size, 1), delta
+    if problem.weights is not None:
+        inside, reach = inside * problem.weights, reach * problem.weights
+    return inside, reach, unit

@@ -50,17 +50,15 @@ def test_larger_seed_noise_widens_the_prediction_interval_only():
 
 @pytest.mark.slow
 def test_prediction_intervals_hold_new_runs():
-    n, d = coverage.grid(10, 10)
-    law = coverage.Planted(planted.PARAMETERS, n, d, 0.005)
     target = coverage.Planted(planted.PARAMETERS, np.array([2e10]), np.array([6e11]), 0.005)
     held = 0
-    for seed in range(200):
+    for seed in range(40):
         result = fit(planted.table(seed=seed), bootstrap=100)
         low, high = predict(result, 2e10, 6e11).prediction_interval
-        held += low <= target.losses(np.random.default_rng((1, seed)))[0] <= high
-    assert law.noise == target.noise
-    # 200 runs around 95 %: three standard errors are 4.6 points.
-    assert held / 200 >= 0.90
+        new = np.concatenate([target.losses(np.random.default_rng((1, seed, draw))) for draw in range(50)])
+        held += np.mean((low <= new) & (new <= high))
+    # The noise of 100 points is known to 7 %: single fits hold 92 to 97 % of new runs, the mean of 40 is within a point.
+    assert 0.93 <= held / 40 <= 0.99
 
 
 @pytest.mark.parametrize(("n", "d"), [(0, 1e9), (-1e9, 1e9), (1e9, np.inf), (np.nan, 1e9)])

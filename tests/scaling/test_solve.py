@@ -68,6 +68,21 @@ def test_a_batch_is_the_same_fits_one_by_one():
         np.testing.assert_allclose(batch.theta[k], single.theta[0], rtol=1e-5)
 
 
+def test_resamples_of_a_small_ladder_arrive_though_e_is_on_its_bound():
+    # 20 points that hardly hold E: curved valleys, and the best E is 0 in many resamples.
+    n = np.tile(np.geomspace(2e4, 1e5, 5), 4)
+    c = np.repeat([1.2e11, 2.4e11, 4.8e11, 9.6e11], 5)
+    rows = planted.table((n, c / 6 / n), noise=0.006, parameters=(1.0, 60.0, 70.0, 0.45, 0.30))
+    problem, _, starts = problem_of(rows)
+    solution = minimise(problem, starts, far=True)
+    weights = np.random.default_rng(0).multinomial(20, np.full(20, 0.05), size=300).astype(float)
+    resampled = dataclasses.replace(problem, weights=weights)
+    batch = minimise(resampled, np.repeat(solution.theta[solution.value.argmin()][None], 300, 0))
+    assert np.mean(batch.theta[:, 0] == 0) > 0.02
+    assert np.mean(batch.converged) > 0.99
+    assert np.quantile(batch.gradient, 0.99) < 1e-5
+
+
 def test_absolute_deviations_have_a_vanishing_subgradient_and_meet_points():
     problem, _, starts = problem_of(planted.table(seed=7), objective_named("log_absolute"))
     solution = minimise(problem, starts, far=True)
