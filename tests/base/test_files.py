@@ -43,7 +43,7 @@ def test_a_full_disk_is_said_and_leaves_the_file_as_it_was(tmp_path, monkeypatch
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("lm.base.files.tempfile.mkstemp" if where == "open" else f"lm.base.files.os.{where}", full)
-    with pytest.raises(RunError, match="no space left on the disk.*run the same command again"):
+    with pytest.raises(RunError, match=r"no space left on the disk.*run the same command again"):
         write_json(path, {"a": 2})
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]

@@ -14,7 +14,7 @@ from lm.train.loss import loss_sums
 from lm.train.step import fresh_state, loss_gradients, make_train_step
 from tests.train.tiny import run_config
 
-CONFIG = run_config("unused")
+CONFIG = run_config("unused", "optimizer.clip_norm=0.1")
 MESH = make_mesh(CONFIG.mesh)
 RATE = np.float32(0.01)
 
@@ -32,7 +32,7 @@ def steps_of(config, batches):
     step, state, losses = make_train_step(config, MESH), fresh_state(config, MESH), []
     for batch in batches:
         state, metrics = step(state, batch, RATE)
-        losses.append(jax.device_get(metrics))
+        losses.append({name: float(value) for name, value in metrics.items()})
     return state, losses
 
 
