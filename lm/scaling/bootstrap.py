@@ -39,6 +39,8 @@ class Bootstrap:
     def __post_init__(self) -> None:
         if self.resamples < 0:
             raise UsageError(f"{self.resamples} resamples", where="--bootstrap", do="Give 0 or more.")
+        if self.seed < 0:
+            raise UsageError(f"a seed of {self.seed}", where="--seed", do="Give 0 or more.")
 
 
 def draw(problem: Problem, answer: Array, spec: Bootstrap) -> Solution:

@@ -5,21 +5,25 @@ import dataclasses
 import json
 import shlex
 import sys
+from pathlib import Path
 
 from lm.base import files
 from lm.base.errors import UsageError
 from lm.scaling import read
 from lm.scaling.bootstrap import Interval, Resampling
 from lm.scaling.describe import describe, describe_prediction
-from lm.scaling.fit import FitResult, fit_table
+from lm.scaling.fit import fit_table
 from lm.scaling.join import join
 from lm.scaling.plan import predict as predict_loss
+from lm.scaling.result import FitResult
 
 OWN_ROLES = ("fit", "repeat")
 
 
 def fit(args: argparse.Namespace) -> None:
     """`lm fit`: reads, fits, writes `--out`, prints the description."""
+    if args.out is not None and Path(args.out).is_dir():
+        raise UsageError("is a folder", where=args.out, do="Give --out a file name.")
     table = read.read_table(args.table)
     columns, where = _own_columns(args, [str(name) for name in table.columns])
     result = fit_table(

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from lm.scaling.fit import FitResult
 from lm.scaling.plan import Prediction
+from lm.scaling.result import FitResult
 
 SHOWN_REFUSALS = 12
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from lm.scaling.read import Points
+from lm.scaling.read import Points, optional
 
 Array = np.ndarray
 
@@ -97,7 +97,7 @@ def analyse(found: Points, *, seed: int) -> dict[str, Any]:
 
 def group_budgets(found: Points) -> tuple[Array, Array]:
     """Budget codes [points] and budgets [G] in FLOP: the column `budget` where there is one, else c within 5 %."""
-    named = found.table["budget"].to_numpy(np.float64) if "budget" in found.table else np.zeros(len(found))
+    named = optional(found.table, "budget") if "budget" in found.table else np.zeros(len(found))
     if (named > 0).all():  # our own table says 0 outside a ladder
         budgets, codes = np.unique(named, return_inverse=True)
         return codes, budgets

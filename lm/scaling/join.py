@@ -47,9 +47,10 @@ def join(folders: Sequence[Path | str], *, mixed: bool = False) -> tuple["pandas
         )
     table = pandas.DataFrame(list(rows.values()))
     for name in FINGERPRINTS:
-        if not mixed and name in table and len(table[name].unique()) > 1:
+        different = len(table[name].astype(str).unique()) if name in table else 0
+        if different > 1 and not mixed:
             raise UsageError(
-                f"{len(table[name].unique())} different values: losses with different fingerprints are never compared",
+                f"{different} different values: losses with different fingerprints are never compared",
                 where=f"column '{name}'",
                 do="Join them all the same with --mixed.",
             )

@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 
 from lm.base.errors import UsageError
-from lm.scaling.fit import FitResult
 from lm.scaling.laws import law_named
+from lm.scaling.result import FitResult
 
 LEVEL = 0.95
 NOISE_GRID = 400

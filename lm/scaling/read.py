@@ -126,9 +126,9 @@ def points(table: "pandas.DataFrame", columns: Columns, where: str | None = None
     """
     chosen = select(table, where)
     for name in FINGERPRINTS:
-        if name in chosen and len(chosen[name].unique()) > 1:
+        if name in chosen and (different := len(chosen[name].astype(str).unique())) > 1:
             raise UsageError(
-                f"{len(chosen[name].unique())} different values: losses with different fingerprints are never compared",
+                f"{different} different values: losses with different fingerprints are never compared",
                 where=f"column '{name}'",
                 do=f"Choose one with --where \"{name} == '...'\".",
             )
@@ -189,6 +189,13 @@ def repeats(found: Points) -> Array:
     """Group codes [points]: equal where N and D are equal to six digits; used for seed noise."""
     keys = np.round(np.log(np.stack([found.n, found.d], axis=1)), 6)
     return np.unique(keys, axis=0, return_inverse=True)[1].reshape(-1)
+
+
+def optional(table: "pandas.DataFrame", name: str) -> Array:
+    """A column [points] that only helps, in float64; NaN where it holds no number."""
+    import pandas
+
+    return pandas.to_numeric(table[name], errors="coerce").to_numpy(np.float64)
 
 
 def _require(table: "pandas.DataFrame", name: str, flag: str) -> None:
@@ -257,21 +264,18 @@ def _warnings(values: dict[str, Array], loss: Array, table: "pandas.DataFrame") 
             f"duplicate points (same n, d and loss): {rows(repeated, table)}; they count as often as they stand"
         )
     if "steps" in table:
-        short = table["steps"].to_numpy(np.float64) < MIN_STEPS
+        short = optional(table, "steps") < MIN_STEPS
         if short.any():
             found.append(f"under {MIN_STEPS:,} optimizer steps: {rows(short, table)}; such runs are mostly warm-up")
     if {"vocab_size", "d_model"} <= set(table.columns):
-        heavy = table["vocab_size"].to_numpy(np.float64) * table["d_model"].to_numpy(np.float64) > 0.2 * values["n"]
+        heavy = optional(table, "vocab_size") * optional(table, "d_model") > 0.2 * values["n"]
         if heavy.any():
             found.append(
                 f"the head (vocabulary x width) is over 20 % of n in {heavy.sum()} of {len(heavy)} rows: exponents "
                 "depend on whether n counts it"
             )
-    if "decayed" in table and (table["decayed"].to_numpy(np.float64) < 1).any():
-        found.append(
-            f"learning rate not decayed: {rows(table['decayed'].to_numpy(np.float64) < 1, table)}; "
-            "such points are not end points of a law"
-        )
+    if "decayed" in table and (hot := optional(table, "decayed") < 1).any():
+        found.append(f"learning rate not decayed: {rows(hot, table)}; such points are not end points of a law")
     ratio = values["c"] / (values["n"] * values["d"])
     if ratio.max() / ratio.min() > 1.1:
         found.append(

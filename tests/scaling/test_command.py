@@ -54,10 +54,12 @@ def test_own_table_needs_no_flags_and_keeps_the_holdout_out(tmp_path, capsys):
     (["{runs}", "--n", "n", "--d", "d", "--where", "n >"], "does not evaluate"),
     (["{runs}", "--n", "n", "--d", "d", "--bootstrap", "-1"], "resamples"),
     (["{runs}", "--n", "n", "--d", "d", "--budget", "-1"], "budget"),
+    (["{runs}", "--n", "n", "--d", "d", "--seed", "-1"], "seed"),
+    (["{runs}", "--n", "n", "--d", "d", "--out", "{folder}"], "is a folder"),
 ])  # fmt: skip
 def test_bad_requests_end_in_one_line_and_exit_code_2(runs, tmp_path, capsys, arguments, words):
     out = tmp_path / "fit.json"
-    assert main(["fit", *[part.format(runs=runs) for part in arguments], "--out", str(out)]) == 2
+    assert main(["fit", "--out", str(out), *[part.format(runs=runs, folder=tmp_path) for part in arguments]]) == 2
     error = capsys.readouterr().err
     assert words in error
     assert error.count("\n") == 1

@@ -142,6 +142,12 @@ def test_bad_pins_are_refused(pins):
         fit(planted.table(), pins=pins)
 
 
+def test_an_exponent_typed_with_two_digits_is_warned_about():
+    assert any("two digits" in warning for warning in fit(planted.table(), pins={"alpha": 0.34}, bootstrap=0).warnings)
+    exact = fit(planted.table(), pins={"alpha": 0.33917084}, bootstrap=0)
+    assert not any("two digits" in warning for warning in exact.warnings)
+
+
 def test_seed_noise_comes_from_repeated_points():
     rows = planted.table(coverage.grid(6, 5))
     assert fit(rows).noise["seed_sd"] is None

@@ -57,7 +57,7 @@ def test_prediction_intervals_hold_new_runs():
         low, high = predict(result, 2e10, 6e11).prediction_interval
         new = np.concatenate([target.losses(np.random.default_rng((1, seed, draw))) for draw in range(50)])
         held += np.mean((low <= new) & (new <= high))
-    # The noise of 100 points is known to 7 %: single fits hold 92 to 97 % of new runs, the mean of 40 is within a point.
+    # The noise of 100 points is known to 7 %: fits hold 92 to 97 % of new runs, the mean of 40 is within a point.
     assert 0.93 <= held / 40 <= 0.99
 
 

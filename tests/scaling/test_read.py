@@ -3,7 +3,7 @@ import pandas as pd
 import pytest
 
 from lm.base.errors import UsageError
-from lm.scaling import read
+from lm.scaling import isoflop, read
 from tests.scaling import planted
 
 ND = read.Columns("n", "d", None, "loss")
@@ -128,6 +128,13 @@ def test_files_that_cannot_be_read_are_usage_errors(tmp_path, name, content):
         path.write_bytes(content)
     with pytest.raises(UsageError, match=name):
         read.read_table(path)
+
+
+def test_helping_columns_of_a_stranger_may_hold_anything():
+    strange = planted.table().assign(steps="many", decayed="yes", vocab_size=None, d_model="x", budget="1e20 FLOP")
+    found = read.points(strange, ND)
+    assert found.warnings == read.points(planted.table(), ND).warnings
+    assert len(isoflop.group_budgets(found)[1]) == len(isoflop.group_budgets(read.points(planted.table(), ND))[1])
 
 
 def test_clusters_need_a_whole_column_of_two():
