@@ -240,7 +240,7 @@ COMMANDS["eval"] = (_eval, "lm eval --checkpoint runs/tiny --text book.txt --str
 
 def _bench(parser: argparse.ArgumentParser) -> Runner:
     """Measures ours, peers and limits in turn in one run, and says how far apart they are."""
-    parser.add_argument("what", choices=("train",), help="training steps")
+    parser.add_argument("what", choices=("train", "data", "fit"), help="training steps, batches, or fitting a law")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows and the machine's facts")
     parser.add_argument("--peer-python", metavar="P", help="interpreter with PyTorch (default: .venv* here, then this)")
     parser.add_argument("--rounds", type=int, default=8, metavar="R", help="samples of each (default 8)")

@@ -70,9 +70,7 @@ def running(peer: Peer) -> Iterator[RunningPeer]:
     command = [peer.python, str(_PEERS / "serve.py"), str(_PEERS / peer.program)]
     with tempfile.TemporaryFile() as errors:
         try:
-            process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, bufsize=0
-            )
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, bufsize=0)
         except OSError as error:
             raise PeerMissing(f"its interpreter does not start: {error.strerror}") from error
         try:

@@ -9,6 +9,7 @@ from typing import Any
 
 import rich.console
 import rich.table
+from rich.markup import escape
 
 from lm.base import files
 
@@ -102,8 +103,9 @@ def write(path: Path, what: str, rows: Sequence[Row], machine: Mapping[str, Any]
 def show(rows: Sequence[Row], console: rich.console.Console) -> None:
     """Prints a table for each row: who, the median, the least and greatest sample, how many times faster ours is."""
     for row in rows:
-        table = rich.table.Table(title=f"{row.case} {row.dtype}, {row.unit}", title_justify="left", caption=row.note)
-        table.add_column("", overflow="fold")
+        title = f"{row.case}, {row.dtype}, {row.unit}"
+        table = rich.table.Table(title=escape(title), title_justify="left", title_style="bold")
+        table.add_column("")
         for column in ("median", "min", "max", "ours is", "in each round"):
             table.add_column(column, justify="right")
         share = "" if row.share_of_limit is None else f"{row.share_of_limit:.0%} of limit"
@@ -111,12 +113,20 @@ def show(rows: Sequence[Row], console: rich.console.Console) -> None:
         for name in sorted(row.peers, key=row.medians.__getitem__, reverse=row.unit is not Unit.SECONDS):
             samples, pairs = row.peers[name], row.paired(row.peers[name])
             ratio = row.unit.ratio(row.median, row.medians[name])
-            table.add_row(name, *_numbers(samples), f"{ratio:.2f}x", f"{min(pairs):.2f}-{max(pairs):.2f}")
-        for name, reason in row.missing.items():
-            table.add_row(f"{name}: MISSING, {reason}")
+            table.add_row(escape(name), *_numbers(samples), f"{ratio:.2f}x", f"{min(pairs):.2f}-{max(pairs):.2f}")
+        for name in row.missing:
+            table.add_row(escape(name), "MISSING", style="red")
         if row.limit is not None:
-            table.add_row(f"limit: {row.limit_is}", _short(row.limit), style="dim")
+            table.add_row("limit", _short(row.limit), style="dim")
         console.print(table)
+        # Sentences stand below: in a cell they would be broken over many lines.
+        if row.limit is not None:
+            console.print(escape(f"limit: {row.limit_is}"), style="dim")
+        if row.note:
+            console.print(escape(f"note: {row.note}"), style="dim")
+        for name, reason in row.missing.items():
+            console.print(escape(f"MISSING {name}: {reason}"), style="red")
+        console.print()
 
 
 def _noise(samples: Sequence[float]) -> dict[str, Any]:

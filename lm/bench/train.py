@@ -6,6 +6,8 @@ loss and gradient norm are ours: then it computes the same function, neither mor
 
 import dataclasses
 import os
+import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -22,7 +24,7 @@ from lm.bench.interleave import Run, Taken, interleave
 from lm.bench.machine import Meter
 from lm.bench.peer import Peer, find_python
 from lm.bench.rows import Row, Unit
-from lm.model.accounting import Flops, flops_per_token, step_flops
+from lm.model.accounting import Flops, flops_per_token
 from lm.model.config import Dtype, FeedForward, ModelConfig, Norm, Positions
 from lm.parallel.mesh import MeshConfig, make_mesh
 from lm.parallel.rules import put_batch
@@ -110,7 +112,7 @@ class _Case:
         fastest = max(rates, key=rates.__getitem__)
         per_token = flops_per_token(model, Flops.MATMUL)
         ours = self.taken.rates(self.shape.tokens, [_ours(dtype)])[_ours(dtype)]
-        reached = sorted(ours)[len(ours) // 2] * per_token
+        reached = statistics.median(ours) * per_token
         return Row(
             case=self.shape.name,
             dtype=dtype.value,
@@ -141,15 +143,21 @@ def _measure(shape: Shape, torch_python: tuple[str | None, str], rounds: int, me
     peers = peers_of(shape, torch_python, arrays)
 
     def accept(peer: Peer, facts: Mapping[str, Any]) -> str:
-        expected, tolerance = first[peer.spec["dtype"]], AGREEMENT[Dtype(peer.spec["dtype"])]
-        for name in ("loss", "grad_norm"):
-            if not abs(facts[name] - expected[name]) <= tolerance * abs(expected[name]):
-                return f"it computes something else: its first {name} is {facts[name]:.6g}, ours {expected[name]:.6g}"
-        return ""
+        dtype = Dtype(peer.spec["dtype"])
+        return disagreement(facts, first[dtype.value], AGREEMENT[dtype])
 
     with bar(shape.name, len(peers) + rounds) as progress:
         taken = interleave(ours, peers, rounds=rounds, steps=shape.steps, meter=meter, progress=progress, accept=accept)
     return _Case(shape, peers, taken, first)
+
+
+def disagreement(facts: Mapping[str, Any], expected: Mapping[str, float], tolerance: float) -> str:
+    """Why a peer's first loss and gradient norm are not ours, relatively within `tolerance`; empty where they are."""
+    for name in ("loss", "grad_norm"):
+        # Written so that NaN disagrees.
+        if not abs(facts[name] - expected[name]) <= tolerance * abs(expected[name]):
+            return f"it computes something else: its first {name} is {facts[name]:.6g}, ours {expected[name]:.6g}"
+    return ""
 
 
 def peers_of(shape: Shape, torch_python: tuple[str | None, str], arrays: Path) -> list[Peer]:
@@ -175,7 +183,7 @@ def peers_of(shape: Shape, torch_python: tuple[str | None, str], arrays: Path) -
             spec = {**common, "dtype": dtype.value, "compile": compiled}
             found.append(Peer(name, "nanogpt.py", python, spec, reason))
         spec = {**common, "dtype": dtype.value}
-        found.append(Peer(f"nanodo {dtype.value}", "nanodo.py", _this_python(), spec))
+        found.append(Peer(f"nanodo {dtype.value}", "nanodo.py", sys.executable, spec))
     return found
 
 
@@ -240,9 +248,3 @@ def _product(dtype: Dtype, side: int) -> str:
 
 def _threads() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _this_python() -> str:
-    import sys
-
-    return sys.executable

@@ -71,7 +71,9 @@ def setup(spec: dict):
     model = Model(spec["sizes"])
     _copy(model, arrays)
     model.to(device)
-    inputs_BT, targets_BT = (torch.from_numpy(arrays[name].astype(np.int64)).to(device) for name in ("inputs", "targets"))
+    inputs_BT, targets_BT = (
+        torch.from_numpy(arrays[name].astype(np.int64)).to(device) for name in ("inputs", "targets")
+    )
     optimizer = _adamw(model, spec["optimizer"])
     clip_norm = spec["optimizer"]["clip_norm"]
     forward = torch.compile(model) if spec["compile"] else model
