@@ -100,11 +100,11 @@ def train(
         trace = stack.enter_context(
             contextlib.closing(Profile(profile, begin.step, config.steps, workdir / "profile")),
         )
-        writers: list[Writer] = [TensorBoardWriter(folder, begin.step + 1)]
+        tensorboard = TensorBoardWriter(folder, begin.step + 1)
+        writers: list[Writer] = [stack.enter_context(contextlib.closing(tensorboard))]
         if wandb:
-            writers.append(WandbWriter(folder, folder.read_config()["config"]))
-        for writer in writers:
-            stack.callback(writer.close)
+            watched = WandbWriter(folder, folder.read_config()["config"])
+            writers.append(stack.enter_context(contextlib.closing(watched)))
         recorder = Recorder(config, metrics, timing, writers, begin.step, begin.interval)
 
         def evaluate(step: int, params) -> dict[str, Any]:
