@@ -1,6 +1,7 @@
 """`lm bench fit`: a law with its certificate and 4,000 resamples, against SciPy start by start."""
 
 import dataclasses
+import functools
 import subprocess
 import sys
 import tempfile
@@ -59,7 +60,7 @@ def bench_fit(rounds: int, meter: Meter, work: Work = Work()) -> tuple[list[Row]
         "point": _timed(point),
         "bootstrap": _timed(lambda: bootstrap.draw(problem, theta, Bootstrap(work.resamples, Resampling.POINT, 0))),
         "whole": _timed(lambda: fit_table(table, n="n", d="d", c=None, bootstrap=work.resamples)),
-        **{f"import {who}": _timed(lambda line=line: _fresh(line)) for who, line in _IMPORTS.items()},
+        **{f"import {who}": _timed(functools.partial(_fresh, line)) for who, line in _IMPORTS.items()},
     }
     big_e, big_a, big_b, alpha, beta = HOFFMANN.to_natural(theta, centre)
     answer = [float(x) for x in (np.log(big_a), np.log(big_b), np.log(big_e), alpha, beta)]

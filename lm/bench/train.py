@@ -190,7 +190,7 @@ def peers_of(shape: Shape, torch_python: tuple[str | None, str], arrays: Path) -
 def save_start(path: Path, params, tokens_BW: np.ndarray) -> None:
     """Writes what everyone starts from: "inputs", "targets" [B, T] and our parameters as "params/<path>"."""
     flat = traverse_util.flatten_dict(params, sep="/")
-    arrays = {f"params/{name}": np.asarray(value) for name, value in flat.items()}
+    arrays: dict[str, Any] = {f"params/{name}": np.asarray(value) for name, value in flat.items()}
     np.savez(path, inputs=tokens_BW[:, :-1], targets=tokens_BW[:, 1:], **arrays)
 
 

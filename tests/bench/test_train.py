@@ -1,13 +1,15 @@
 """`lm bench train`: peers compute our function, rows keep the contract, a missing peer is named."""
 
 import json
+import os
 import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from lm.bench import command, train
-from lm.bench.machine import Meter
+from lm.bench import command, machine, train
 from lm.bench.peer import find_python, running
 from lm.bench.train import Shape, disagreement, our_step, peers_of, save_start
 from lm.cli import main
@@ -20,43 +22,19 @@ TINY = Shape(layers=2, width=16, heads=2, length=12, batch=3, vocabulary=40, ste
 SAME = 1e-4
 
 
-def first_steps(tmp_path, prefix: str, torch_python, dtype=Dtype.FLOAT32):
-    """Our first loss and gradient norm, and those of every peer of one type whose name begins with `prefix`."""
-    config = TINY.run_config(dtype)
-    tokens_BW = np.random.default_rng(1).integers(TINY.vocabulary, size=(TINY.batch, TINY.length + 1), dtype=np.int32)
-    params = fresh_state(config, make_mesh(config.mesh))["params"]
-    save_start(tmp_path / "start.npz", params, tokens_BW)
-    _, ours = our_step(config, tokens_BW)
-    peers = [
-        peer
-        for peer in peers_of(TINY, torch_python, tmp_path / "start.npz")
-        if peer.name.startswith(prefix) and peer.spec["dtype"] == dtype
-    ]
-    assert peers
-    found = {}
-    for peer in peers:
-        with running(peer) as started:
-            found[peer.name] = started.facts
-    return ours, found
-
-
-@pytest.mark.slow
-def test_nanodo_computes_our_function(tmp_path):
-    ours, peers = first_steps(tmp_path, "nanodo", (None, ""))
-    for facts in peers.values():
-        assert facts["loss"] == pytest.approx(ours["loss"], rel=SAME)
-        assert facts["grad_norm"] == pytest.approx(ours["grad_norm"], rel=SAME)
-
-
 @pytest.mark.slow
 def test_nanogpt_computes_our_function(tmp_path):
-    torch_python = find_python(None, "torch")
+    torch_python = find_python(os.environ.get("LM_PEER_PYTHON"), "torch")
     if torch_python[0] is None:
         pytest.skip(torch_python[1])
-    ours, peers = first_steps(tmp_path, "nanoGPT eager", torch_python)
-    for facts in peers.values():
-        assert facts["loss"] == pytest.approx(ours["loss"], abs=SAME)
-        assert facts["grad_norm"] == pytest.approx(ours["grad_norm"], rel=SAME)
+    config, start = TINY.run_config(Dtype.FLOAT32), tmp_path / "start.npz"
+    tokens_BW = np.random.default_rng(1).integers(TINY.vocabulary, size=(TINY.batch, TINY.length + 1), dtype=np.int32)
+    save_start(start, fresh_state(config, make_mesh(config.mesh))["params"], tokens_BW)
+    _, ours = our_step(config, tokens_BW)
+    (peer,) = [peer for peer in peers_of(TINY, torch_python, start) if peer.name == "nanoGPT eager float32"]
+    with running(peer) as started:
+        assert started.facts["loss"] == pytest.approx(ours["loss"], abs=SAME)
+        assert started.facts["grad_norm"] == pytest.approx(ours["grad_norm"], rel=SAME)
 
 
 def test_another_function_is_refused_and_nan_is_another():
@@ -68,7 +46,7 @@ def test_another_function_is_refused_and_nan_is_another():
 
 
 @pytest.mark.slow
-def test_rows_for_both_types_with_pytorch_missing(tmp_path, monkeypatch, capsys):
+def test_rows_for_both_types_with_nanodo_computing_our_function_and_pytorch_missing(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(train, "find_python", lambda asked, module: (None, f"no interpreter with {module}"))
     monkeypatch.setattr(train, "MATMUL_SIDES", (32, 48))
     real = train.bench_train
@@ -86,6 +64,9 @@ def test_rows_for_both_types_with_pytorch_missing(tmp_path, monkeypatch, capsys)
         assert row["ratio_to_best_peer"] == pytest.approx(row["ours"] / max(row["peers"].values()))
         assert row["share_of_limit"] == pytest.approx(row["ours"] / row["limit"])
         assert len(row["noise"]["ours"]["samples"]) == 2
+    said = value["peers"][TINY.name]
+    for name in ("loss", "grad_norm"):
+        assert said["nanodo float32"][name] == pytest.approx(said["ours"]["float32"][name], rel=SAME)
     assert {"machine", "jax", "load_before", "load_after", "foreign_cores", "commit"} <= set(value["machine"])
     assert "MISSING" in text
     assert "no interpreter with torch" in text
@@ -98,10 +79,12 @@ def test_what_is_wrong_with_the_request_is_one_line(tmp_path, capsys):
     assert len(capsys.readouterr().err.splitlines()) == 3
 
 
-def test_the_meter_counts_our_own_work_as_ours():
-    meter = Meter()
-    with meter:
-        sum(i * i for i in range(2_000_000))
-    if meter.foreign_cores is None:
-        pytest.skip(f"{sys.platform} does not tell the processor time of others")
-    assert meter.foreign_cores >= 0
+def test_the_meter_reads_our_own_work_from_the_system():
+    if not Path("/proc/self/stat").exists():
+        pytest.skip(f"{sys.platform} has no /proc")
+    system, own = machine._own_seconds([os.getpid()]), time.process_time()
+    sum(i * i for i in range(3_000_000))
+    worked = time.process_time() - own
+    assert worked > 0
+    # The system counts in ticks of 10 ms, user and system time apart.
+    assert machine._own_seconds([os.getpid()]) - system == pytest.approx(worked, abs=0.05)

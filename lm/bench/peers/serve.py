@@ -22,6 +22,7 @@ def main(path: str) -> None:
     for line in sys.stdin:
         request = json.loads(line)
         try:
+            answer: dict
             if "setup" in request:
                 begun = time.perf_counter()
                 facts, run = _load(path).setup(request["setup"])
