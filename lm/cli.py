@@ -243,7 +243,7 @@ def _bench(parser: argparse.ArgumentParser) -> Runner:
     parser.add_argument("what", choices=("train", "data", "fit"), help="training steps, batches, or fitting a law")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows and the machine's facts")
     parser.add_argument("--peer-python", metavar="P", help="interpreter with PyTorch (default: .venv* here, then this)")
-    parser.add_argument("--rounds", type=int, default=8, metavar="R", help="samples of each (default 8)")
+    parser.add_argument("--rounds", type=int, default=5, metavar="R", help="samples of each (default 5)")
 
     def run(args: argparse.Namespace) -> None:
         from lm.bench.command import What, bench

@@ -47,20 +47,27 @@ def interleave(
     taken = Taken({name: [] for name in ours}, {}, {})
     contestants: dict[str, Run] = dict(ours)
     with contextlib.ExitStack() as stack:
-        for number, peer in enumerate(peers):
+        started: list[tuple[Peer, RunningPeer]] = []
+        for peer in peers:
+            try:
+                started.append((peer, stack.enter_context(running(peer))))
+            except PeerMissing as reason:
+                taken.missing[peer.name] = str(reason)
+        # They import and compile side by side, mostly on one core each; nothing is measured before all are ready.
+        for number, (peer, process) in enumerate(started):
             progress.update(number, f"setting up {peer.name}")
             try:
-                started: RunningPeer = stack.enter_context(running(peer))
+                facts = process.ready()
             except PeerMissing as reason:
                 taken.missing[peer.name] = str(reason)
                 continue
-            refusal = accept(peer, started.facts)
+            refusal = accept(peer, facts)
             if refusal:
                 taken.missing[peer.name] = refusal
                 continue
-            taken.facts[peer.name], taken.seconds[peer.name] = started.facts, []
-            contestants[peer.name] = started.run
-            meter.watched.append(started.pid)
+            taken.facts[peer.name], taken.seconds[peer.name] = facts, []
+            contestants[peer.name] = process.run
+            meter.watched.append(process.pid)
         with meter:
             for number in range(rounds):
                 for name, run in list(contestants.items()):

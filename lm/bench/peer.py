@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from lm.base.errors import UsageError
 
@@ -39,15 +39,25 @@ class Peer:
 
 
 class RunningPeer:
-    """A peer that has been set up; `facts` is what it said of itself."""
+    """A peer's process, which is setting itself up; `facts` is what it says of itself once it is `ready`."""
 
-    def __init__(self, process: subprocess.Popen, errors, facts: dict[str, Any]):
-        self._process, self._errors, self.facts = process, errors, facts
+    def __init__(self, process: subprocess.Popen, errors: IO[bytes]):
+        self._process, self._errors = process, errors
+        self.facts: dict[str, Any] = {}
 
     @property
     def pid(self) -> int:
         """Its process id."""
         return self._process.pid
+
+    def ready(self) -> dict[str, Any]:
+        """Waits until it is set up and returns its facts.
+
+        Raises:
+          PeerMissing: a library that does not import or a set-up that failed, in one line; or it fell silent.
+        """
+        self.facts = _answer(self._process, self._errors, _SETUP_SECONDS)["facts"]
+        return self.facts
 
     def run(self, steps: int) -> float:
         """Seconds that `steps` steps took, on its own clock.
@@ -55,15 +65,16 @@ class RunningPeer:
         Raises:
           PeerMissing: it failed or fell silent.
         """
-        return _ask(self._process, self._errors, {"run": steps}, _RUN_SECONDS)["seconds"]
+        _request(self._process, self._errors, {"run": steps})
+        return _answer(self._process, self._errors, _RUN_SECONDS)["seconds"]
 
 
 @contextlib.contextmanager
 def running(peer: Peer) -> Iterator[RunningPeer]:
-    """Starts a peer and sets it up; it ends with the block.
+    """Starts a peer and tells it to set itself up, without waiting for that; it ends with the block.
 
     Raises:
-      PeerMissing: no interpreter, a library that does not import, or a set-up that failed, in one line.
+      PeerMissing: there is no interpreter, or it does not start.
     """
     if peer.python is None:
         raise PeerMissing(peer.reason)
@@ -74,8 +85,8 @@ def running(peer: Peer) -> Iterator[RunningPeer]:
         except OSError as error:
             raise PeerMissing(f"its interpreter does not start: {error.strerror}") from error
         try:
-            facts = _ask(process, errors, {"setup": dict(peer.spec)}, _SETUP_SECONDS)["facts"]
-            yield RunningPeer(process, errors, facts)
+            _request(process, errors, {"setup": dict(peer.spec)})
+            yield RunningPeer(process, errors)
         finally:
             _end(process)
 
@@ -104,13 +115,16 @@ def find_python(asked: str | None, module: str) -> tuple[str | None, str]:
     return None, f"no interpreter with {module}: neither .venv*/bin/python nor this one has it; {extra}"
 
 
-def _ask(process: subprocess.Popen, errors, request: dict[str, Any], seconds: float) -> dict[str, Any]:
+def _request(process: subprocess.Popen, errors: IO[bytes], request: dict[str, Any]) -> None:
     assert process.stdin is not None
-    assert process.stdout is not None
     try:
         process.stdin.write(json.dumps(request).encode() + b"\n")
     except OSError as error:
         raise PeerMissing(_last_words(process, errors)) from error
+
+
+def _answer(process: subprocess.Popen, errors: IO[bytes], seconds: float) -> dict[str, Any]:
+    assert process.stdout is not None
     line, until = b"", time.monotonic() + seconds
     while not line.endswith(b"\n"):
         if not select.select([process.stdout], [], [], max(0.0, until - time.monotonic()))[0]:
@@ -125,7 +139,7 @@ def _ask(process: subprocess.Popen, errors, request: dict[str, Any], seconds: fl
     return answer
 
 
-def _last_words(process: subprocess.Popen, errors) -> str:
+def _last_words(process: subprocess.Popen, errors: IO[bytes]) -> str:
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(5)
     errors.seek(0)

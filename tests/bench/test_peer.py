@@ -73,8 +73,8 @@ def test_the_process_ends_with_the_block(tmp_path):
 
 def test_a_program_that_is_not_there_is_a_reason(tmp_path):
     peer = Peer("gone", tmp_path / "gone.py", sys.executable, {})
-    with pytest.raises(PeerMissing, match=r"gone\.py"), running(peer):
-        pass
+    with running(peer) as started, pytest.raises(PeerMissing, match=r"gone\.py"):
+        started.ready()
 
 
 def test_an_interpreter_that_was_asked_for_must_be_one(tmp_path):

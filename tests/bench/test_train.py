@@ -33,8 +33,9 @@ def test_nanogpt_computes_our_function(tmp_path):
     _, ours = our_step(config, tokens_BW)
     (peer,) = [peer for peer in peers_of(TINY, torch_python, start) if peer.name == "nanoGPT eager float32"]
     with running(peer) as started:
-        assert started.facts["loss"] == pytest.approx(ours["loss"], abs=SAME)
-        assert started.facts["grad_norm"] == pytest.approx(ours["grad_norm"], rel=SAME)
+        facts = started.ready()
+        assert facts["loss"] == pytest.approx(ours["loss"], abs=SAME)
+        assert facts["grad_norm"] == pytest.approx(ours["grad_norm"], rel=SAME)
 
 
 def test_another_function_is_refused_and_nan_is_another():
