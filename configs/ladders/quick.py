@@ -5,10 +5,20 @@ sizes each, about a factor 1.7 apart and centred on the sizes that pilot runs fo
 budget is held out. The learning rate is tuned first, at the lowest budget.
 
     lm sweep configs/ladders/quick.py --workdir runs
+
+The argument is a folder written by `lm tokenize`: one's own text, under its tokenizer.
+
+    lm tokenize 'books/*.txt' --out tokens/books
+    lm sweep configs/ladders/quick.py:tokens/books --workdir runs
 """
+
+from pathlib import Path
 
 from ml_collections import ConfigDict
 
+from lm.base.config import to_dict
+from lm.data.config import DataConfig
+from lm.data.corpus import settings_of
 from lm.sweep.ladder import chain, isoflop, sizes
 
 BUDGETS = {  # training FLOP, every product counted (flops_matmul) -> widths
@@ -26,7 +36,7 @@ def shapes(*widths: int) -> list[dict]:
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    del arg
+    data, vocab_size = settings_of(arg) if arg else (DataConfig(), 257)
     fitted = [isoflop(shapes(*widths), [budget]) for budget, widths in BUDGETS.items()]
     # The same run with other seeds: how far one run lies from another of the same size and length.
     repeats = [
@@ -37,10 +47,10 @@ def get_config(arg: str | None = None) -> ConfigDict:
     budget, width = HELD_OUT
     return ConfigDict(
         {
-            "name": "quick",
+            "name": f"quick-{Path(arg).name}" if arg else "quick",
             "base": {
                 "model": {
-                    "vocab_size": 257,
+                    "vocab_size": vocab_size,
                     "context_length": 64,
                     "n_layer": 2,
                     "d_model": 32,
@@ -48,7 +58,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
                     "d_ff": 128,
                     "feed_forward": "gelu",
                 },
-                "data": {"corpus": "stdlib", "tokenizer": "bytes"},
+                "data": to_dict(data),
                 "optimizer": {"peak_lr": 1e-2, "warmup_steps": 50},
                 "batch_size": 4,
                 "steps": 1000,

@@ -163,13 +163,26 @@ def _find(inputs: Sequence[str], separator: str | None) -> list[Path]:
     return paths
 
 
+def settings_of(folder: Path | str) -> tuple[DataConfig, int]:
+    """What a run must say to read a folder written by `lm tokenize`: its data configuration and its vocabulary size.
+
+    Raises:
+      UsageError: not such a folder.
+    """
+    folder = Path(folder)
+    if not (folder / _MANIFEST).is_file():
+        raise UsageError("not a folder of token files", where=str(folder), do="Write one: lm tokenize TEXT --out DIR.")
+    manifest = _manifest(folder)
+    spec = _spec_of(folder, manifest)
+    config = DataConfig(str(folder), spec, validation_fraction=manifest["recipe"]["validation_fraction"])
+    return config, load_tokenizer(spec).vocab_size
+
+
 def _checked_folder(folder: Path, config: DataConfig, tokenizer: Tokenizer) -> Path:
     manifest = _manifest(folder)
     if manifest["tokenizer"]["fingerprint"] != tokenizer.fingerprint:
-        own = folder / "tokenizer.json"
-        spec = str(own) if own.is_file() else manifest["tokenizer"]["spec"]
         raise UsageError(f"tokenised with another tokenizer than '{config.tokenizer}'", where=str(folder),
-                         do=f"Set data.tokenizer={spec}, or tokenise again.")  # fmt: skip
+                         do=f"Set data.tokenizer={_spec_of(folder, manifest)}, or tokenise again.")  # fmt: skip
     recipe = manifest["recipe"]
     if recipe["validation_fraction"] != config.validation_fraction:
         raise UsageError(f"split with validation_fraction {recipe['validation_fraction']}, not "
@@ -179,6 +192,11 @@ def _checked_folder(folder: Path, config: DataConfig, tokenizer: Tokenizer) -> P
         raise UsageError(f"split by separator {recipe['separator']!r}, not {config.separator!r}", where=str(folder),
                          do="Leave data.separator out.")  # fmt: skip
     return folder
+
+
+def _spec_of(folder: Path, manifest: dict[str, Any]) -> str:
+    own = folder / "tokenizer.json"
+    return str(own) if own.is_file() else manifest["tokenizer"]["spec"]
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
