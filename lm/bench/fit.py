@@ -28,7 +28,10 @@ from lm.scaling.solve import HUBER, Array, minimise
 # Besiroglu et al. 2024 (arXiv:2404.10102), the refit of Hoffmann's data: E, A, B, alpha, beta.
 PARAMETERS = (1.8172, 482.01, 2085.43, 0.3478, 0.3658)
 NOISE = 0.005  # of the log loss
-_IMPORTS = {"ours": "import lm.scaling.fit", "SciPy": "import numpy, pandas, scipy.optimize, scipy.special"}
+_IMPORTS = {
+    "ours": "import lm.scaling.fit, pandas, scipy.optimize, scipy.special",
+    "SciPy": "import numpy, pandas, scipy.optimize, scipy.special",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +105,8 @@ def _rows(taken: Taken, work: Work, our_starts: int) -> list[Row]:
         row("whole answer", "whole", ["starts", "resamples"],
             "ours with intervals, IsoFLOP curves and warnings, the peer the two above added; nothing is compiled"),
         Row("import in a fresh interpreter", "", Unit.SECONDS, taken.seconds["import ours"],
-            {"NumPy, pandas, SciPy": taken.seconds["import SciPy"]}, note="start of the interpreter included"),
+            {"NumPy, pandas, SciPy": taken.seconds["import SciPy"]},
+            note="with the start of the interpreter; ours with all that the whole answer loads"),
     ]  # fmt: skip
 
 

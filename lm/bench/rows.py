@@ -103,7 +103,7 @@ def write(path: Path, what: str, rows: Sequence[Row], machine: Mapping[str, Any]
 def show(rows: Sequence[Row], console: rich.console.Console) -> None:
     """Prints a table for each row: who, the median, the least and greatest sample, how many times faster ours is."""
     for row in rows:
-        title = f"{row.case}, {row.dtype}, {row.unit}"
+        title = ", ".join(part for part in (row.case, row.dtype, row.unit.value) if part)
         table = rich.table.Table(title=escape(title), title_justify="left", title_style="bold")
         table.add_column("")
         for column in ("median", "min", "max", "ours is", "in each round"):
