@@ -31,7 +31,7 @@ def found(tmp_path_factory):
 @pytest.mark.parametrize("mesh", ["data", "fsdp", "both"])
 def test_every_mesh_gives_the_losses_of_one_device(found, mesh):
     assert found["devices"] == 8
-    # float32 sums over devices in another order, five steps long; Adam divides noise by noise where gradients are near 0
+    # float32 sums over devices in another order, five steps long; Adam divides noise by noise near gradient 0
     np.testing.assert_allclose(found[mesh]["rows"], found["one"]["rows"], rtol=2e-4)
 
 

@@ -13,7 +13,7 @@ import lm.train.loop as loop
 from lm.cli import main
 from lm.scaling.table import NAMES
 from lm.train.restore import load_run
-from tests.train.tiny import config_file, corpus, rows, run_config
+from tests.train.tiny import before_step, config_file, corpus, rows, run_config, train_with
 
 
 @pytest.fixture(scope="module")
@@ -101,17 +101,12 @@ def test_documents_may_be_masked_and_further_sets_scored(tmp_path, text):
 
 def test_events_are_the_rows_and_a_resumed_run_shows_each_once(tmp_path, text, monkeypatch):
     run, config = tmp_path / "run", run_config(text)
-    put, calls = loop.put_batch, []
 
-    def stop(batch, mesh):
-        calls.append(1)
-        if len(calls) == 8:
-            raise KeyboardInterrupt
-        return put(batch, mesh)
+    def stop():
+        raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(loop, "put_batch", stop)
-        loop.train(config, run)
+    with pytest.raises(KeyboardInterrupt):
+        train_with(monkeypatch, "put_batch", before_step(8, stop), config, run)
     loop.train(config, run)
     losses = [(step, value) for tag, step, value in scalars(run) if tag == "loss"]
     assert losses == [(row["step"], pytest.approx(row["loss"], rel=1e-6)) for row in rows(run, "train")]

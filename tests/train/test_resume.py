@@ -12,7 +12,7 @@ import pytest
 import lm.train.loop as loop
 from lm.base.errors import RunError
 from lm.train.restore import load_run
-from tests.train.tiny import corpus, rows, run_config
+from tests.train.tiny import before_step, corpus, rows, run_config, train_with
 
 # 12 documents of 12 words are 31 windows of 16 tokens or so: 30 steps of 4 go through them four times, most epochs
 # ending within a step. Rows are due every 4 steps and checkpoints every 5: intervals straddle checkpoints.
@@ -21,18 +21,6 @@ OVERRIDES = ("steps=30", "log_every=4", "eval_every=7", "checkpoint_every=5")
 
 class KilledError(Exception):
     pass
-
-
-def stop_at(monkeypatch, call: int, act) -> None:
-    """Does `act` before the `call`-th step that is dispatched from now on."""
-    put, calls = loop.put_batch, iter(range(1, 1 << 30))
-
-    def put_batch(batch, mesh):
-        if next(calls) == call:
-            act()
-        return put(batch, mesh)
-
-    monkeypatch.setattr(loop, "put_batch", put_batch)
 
 
 def kill():
@@ -71,9 +59,8 @@ def test_the_run_goes_through_its_text_several_times(unbroken, text):
 def test_stopped_at_seeded_steps_again_and_again(tmp_path, monkeypatch, unbroken, text, seed):
     draw, run, config = random.Random(seed), tmp_path / "run", run_config(text, *OVERRIDES)
     for _ in range(3):
-        with monkeypatch.context() as patch, pytest.raises(KilledError):
-            stop_at(patch, draw.randint(1, 9), kill)
-            loop.train(config, run)
+        with pytest.raises(KilledError):
+            train_with(monkeypatch, "put_batch", before_step(draw.randint(1, 9), kill), config, run)
         with open(run / "metrics.jsonl", "a") as file:  # what a killed process may leave
             file.write('{"kind":"train","st')
     loop.train(config, run)
@@ -84,9 +71,8 @@ def test_stopped_at_seeded_steps_again_and_again(tmp_path, monkeypatch, unbroken
 def test_a_signal_saves_where_it_is_and_the_run_goes_on(tmp_path, monkeypatch, unbroken, text, number):
     run, config = tmp_path / "run", run_config(text, *OVERRIDES)
     handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        stop_at(patch, 13, lambda: os.kill(os.getpid(), number))
-        loop.train(config, run)
+    with pytest.raises(KeyboardInterrupt):
+        train_with(monkeypatch, "put_batch", before_step(13, lambda: os.kill(os.getpid(), number)), config, run)
     assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
     assert load_run(run).step == 13
     assert not (run / "result.json").exists()
@@ -102,9 +88,8 @@ def test_a_second_signal_does_not_wait_and_loses_nothing(tmp_path, monkeypatch, 
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        stop_at(patch, 13, twice)
-        loop.train(config, run)
+    with pytest.raises(KeyboardInterrupt):
+        train_with(monkeypatch, "put_batch", before_step(13, twice), config, run)
     assert load_run(run).step == 10
     loop.train(config, run)
     same(outcome(run), outcome(unbroken))
@@ -119,9 +104,8 @@ def test_where_rows_are_fetched_changes_no_train_row(tmp_path, unbroken, text):
 
 def test_a_corrupt_checkpoint_is_passed_over_and_said(tmp_path, monkeypatch, capsys, unbroken, text):
     run, config = tmp_path / "run", run_config(text, *OVERRIDES)
-    with monkeypatch.context() as patch, pytest.raises(KilledError):
-        stop_at(patch, 13, kill)
-        loop.train(config, run)
+    with pytest.raises(KilledError):
+        train_with(monkeypatch, "put_batch", before_step(13, kill), config, run)
     largest = max((run / "checkpoints" / "10").rglob("*"), key=lambda path: path.stat().st_size * path.is_file())
     content = bytearray(largest.read_bytes())
     content[len(content) // 2] ^= 1
@@ -136,9 +120,8 @@ def test_a_corrupt_checkpoint_is_passed_over_and_said(tmp_path, monkeypatch, cap
 
 def test_metrics_shorter_than_every_checkpoint_are_refused_and_nothing_is_lost(tmp_path, monkeypatch, text):
     run, config = tmp_path / "run", run_config(text, *OVERRIDES)
-    with monkeypatch.context() as patch, pytest.raises(KilledError):
-        stop_at(patch, 13, kill)
-        loop.train(config, run)
+    with pytest.raises(KilledError):
+        train_with(monkeypatch, "put_batch", before_step(13, kill), config, run)
     whole = (run / "metrics.jsonl").read_bytes()
     (run / "metrics.jsonl").write_bytes(whole.splitlines(keepends=True)[0])
     with pytest.raises(RunError, match=r"no checkpoint can be used: .*truncated metrics file"):
@@ -162,9 +145,8 @@ def test_a_finished_run_is_left_as_it_is(tmp_path, unbroken, text):
 def test_a_run_stopped_between_its_last_checkpoint_and_its_result_only_needs_the_result(tmp_path, monkeypatch, text,
                                                                                        unbroken):  # fmt: skip
     run, config = tmp_path / "run", run_config(text, *OVERRIDES)
-    with monkeypatch.context() as patch, pytest.raises(KilledError):
-        patch.setattr(loop, "write_result", lambda *_: kill())
-        loop.train(config, run)
+    with pytest.raises(KilledError):
+        train_with(monkeypatch, "write_result", lambda *_: kill(), config, run)
     row = loop.train(config, run)
     assert "resumed after step 30" in (run / "log.txt").read_text()
     assert row["loss"] == json.loads((unbroken / "result.json").read_text())["loss"]

@@ -15,7 +15,7 @@ from lm.train.config import RunConfig
 from lm.train.identity import cell_id, identity_of
 from lm.train.restore import load_run
 from lm.train.step import State, fresh_state
-from tests.train.tiny import corpus, run_config
+from tests.train.tiny import corpus, run_config, train_with
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def source(tmp_path_factory, texts):
     return run
 
 
-def begun(monkeypatch, config, run, **kwargs) -> tuple[State, list[str]]:
+def begun(monkeypatch, config, run) -> tuple[State, list[str]]:
     """The state that a run's first step is given, and its log."""
 
     class BegunError(Exception):
@@ -46,9 +46,8 @@ def begun(monkeypatch, config, run, **kwargs) -> tuple[State, list[str]]:
 
         return step
 
-    with monkeypatch.context() as patch, pytest.raises(BegunError):
-        patch.setattr(loop, "make_train_step", make_train_step)
-        loop.train(config, run, **kwargs)
+    with pytest.raises(BegunError):
+        train_with(monkeypatch, "make_train_step", make_train_step, config, run)
     return seen[0], [line.split(" ", 3)[3] for line in (run / "log.txt").read_text().splitlines()]
 
 
@@ -81,9 +80,8 @@ def test_another_corpus_is_a_fine_tuning_and_a_checkpoint_of_its_own_comes_first
     def stop(*_):
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(loop, "write_result", stop)
-        loop.train(config, run)
+    with pytest.raises(KeyboardInterrupt):
+        train_with(monkeypatch, "write_result", stop, config, run)
     loop.train(config, run)
     log = (run / "log.txt").read_text().splitlines()
     assert [line.split(" ", 3)[3].split(" ")[0] for line in log] == ["fine-tuning", "fine-tuning", "resumed"]

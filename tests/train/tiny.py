@@ -1,11 +1,17 @@
 """The smallest whole runs: a corpus of seeded words and a one-layer model."""
 
+import itertools
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+import lm.train.loop as loop
 from lm.base.config import build, override
+from lm.parallel import rules
 from lm.train.config import RunConfig
 
 BASE: dict[str, Any] = {
@@ -40,6 +46,25 @@ def config_file(folder: Path, text: str, **changes: Any) -> Path:
     path = folder / "config.json"
     path.write_text(json.dumps({**BASE, **changes, "data": {**BASE["data"], "corpus": text}}))
     return path
+
+
+def train_with(monkeypatch: pytest.MonkeyPatch, name: str, value: Any, config: RunConfig, run: Path) -> Any:
+    """Trains with `lm.train.loop.<name>` replaced, this once."""
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, name, value)
+        return loop.train(config, run)
+
+
+def before_step(call: int, act: Callable[[], None]) -> Callable[..., Any]:
+    """A `put_batch` that does `act` before the `call`-th step that it serves."""
+    calls = itertools.count(1)
+
+    def put_batch(batch: Any, mesh: Any) -> Any:
+        if next(calls) == call:
+            act()
+        return rules.put_batch(batch, mesh)
+
+    return put_batch
 
 
 def rows(run: Path, kind: str | None = None) -> list[dict[str, Any]]:
