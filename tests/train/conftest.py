@@ -3,6 +3,8 @@ from collections.abc import Iterator
 import jax
 import pytest
 
+from tests.run.conftest import small_disk  # noqa: F401
+
 _CACHE = {
     "jax_compilation_cache_dir": None,
     "jax_persistent_cache_min_compile_time_secs": 0.0,
