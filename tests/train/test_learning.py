@@ -18,7 +18,8 @@ def test_real_text_is_predicted_better_than_by_its_byte_frequencies(tmp_path):
     (tmp_path / "source.txt").write_text(inspect.getsource(argparse))  # real, and on every machine
     config = run_config(
         str(tmp_path / "source.txt"), "data.validation_fraction=0.2", "model.d_model=32", "model.d_ff=64",
-        "batch_size=8", "steps=300", "log_every=100", "eval_tokens=4096", "checkpoint_every=300", "optimizer.warmup_steps=20",
+        "batch_size=8", "steps=300", "log_every=100", "eval_tokens=4096", "checkpoint_every=300",
+        "optimizer.warmup_steps=20",
     )  # fmt: skip
     row = train(config, tmp_path / "run")
     tokens = prepare(config.data, tmp_path / "run" / "data").validation.array()
