@@ -79,8 +79,8 @@ def test_a_number_that_is_not_finite_gets_its_row_and_ends_the_run(record, bad):
     assert [(row["step"], row["loss"]) for row in rows(folder)][-1] == (5, str(bad))
 
 
-@pytest.mark.parametrize(("first", "warned"), [(EXPECTED, False), (EXPECTED + 0.4, False), (EXPECTED + 0.6, True),
-                                               (EXPECTED - 0.6, True)])  # fmt: skip
+@pytest.mark.parametrize(("first", "warned"), [(EXPECTED, False), (EXPECTED + 0.7, False), (EXPECTED + 0.8, True),
+                                               (EXPECTED - 0.3, True)])  # fmt: skip
 def test_a_first_loss_far_from_that_of_random_parameters_is_warned_of(record, caplog, first, warned):
     make, _, _ = record
     with caplog.at_level(logging.WARNING, "lm.train"):

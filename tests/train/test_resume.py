@@ -55,7 +55,7 @@ def test_the_run_goes_through_its_text_several_times(unbroken, text):
     assert [row["step"] for row in rows(unbroken, "train")] == [1, 4, 8, 12, 16, 20, 24, 28, 30]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_stopped_at_seeded_steps_again_and_again(tmp_path, monkeypatch, unbroken, text, seed):
     draw, run, config = random.Random(seed), tmp_path / "run", run_config(text, *OVERRIDES)
     for _ in range(3):

@@ -83,6 +83,7 @@ def test_the_gradient_of_the_loss_is_softmax_minus_onehot():
     np.testing.assert_allclose(got_BTV, expected_BTV, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_clipping_bounds_what_reaches_adam_and_the_recorded_norm_is_the_one_before():
     batch = batch_of(2)
     state, (metrics,) = steps_of(CONFIG, [batch])
