@@ -36,8 +36,13 @@ def _parser() -> argparse.ArgumentParser:
     for name, (declare, example) in COMMANDS.items():
         summary = (declare.__doc__ or "").strip().splitlines()[0]
         sub = commands.add_parser(
-            name, help=summary, description=summary, epilog=f"example:\n  {example}", allow_abbrev=False,
-            formatter_class=argparse.RawDescriptionHelpFormatter)
+            name,
+            help=summary,
+            description=summary,
+            epilog=f"example:\n  {example}",
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
         sub.set_defaults(run=declare(sub))
     return parser
 
@@ -80,8 +85,10 @@ def _train(parser: argparse.ArgumentParser) -> Runner:
         given = [f"init_from={args.init_from}"] if args.init_from else []
         config = override(build(RunConfig, load_file(args.config)), [*args.overrides, *given])
         row = train(config, args.workdir, cache=args.cache, profile=args.profile, wandb=args.wandb)
-        print(f"loss {row['loss']:.4f} nats/token, {row['bits_per_byte']:.4f} bits/byte after {row['tokens']:,} tokens "
-              f"({row['flops_matmul']:.3g} FLOP, {row['tokens_per_second']:,.0f} tokens/s): {args.workdir}")
+        print(
+            f"loss {row['loss']:.4f} nats/token, {row['bits_per_byte']:.4f} bits/byte after {row['tokens']:,} tokens "
+            f"({row['flops_matmul']:.3g} FLOP, {row['tokens_per_second']:,.0f} tokens/s): {args.workdir}"
+        )
 
     return run
 
@@ -138,8 +145,11 @@ def _fit(parser: argparse.ArgumentParser) -> Runner:
     parser.add_argument("--where", metavar="EXPR", help="rows to use, a pandas query")
     parser.add_argument("--law", default="hoffmann", help="law to fit (default hoffmann)")
     parser.add_argument("--others", metavar="LAW,LAW", default="", help="laws to fit beside it")
-    parser.add_argument("--objective", default="huber_log",
-                        help="huber_log (delta 1e-3), huber_log:DELTA, log_least_squares or log_absolute")
+    parser.add_argument(
+        "--objective",
+        default="huber_log",
+        help="huber_log (delta 1e-3), huber_log:DELTA, log_least_squares or log_absolute",
+    )
     parser.add_argument("--pin", metavar="NAME=VALUE", action="append", default=[], help="hold a parameter fixed")
     parser.add_argument("--cluster", metavar="COL", help="resample whole clusters of rows, not rows")
     parser.add_argument("--resampling", choices=["point", "residual"], help="what is drawn (default point)")
@@ -151,6 +161,7 @@ def _fit(parser: argparse.ArgumentParser) -> Runner:
 
     def run(args: argparse.Namespace) -> None:
         from lm.scaling import command
+
         command.fit(args)
 
     return run
@@ -165,6 +176,7 @@ def _predict(parser: argparse.ArgumentParser) -> Runner:
 
     def run(args: argparse.Namespace) -> None:
         from lm.scaling import command
+
         command.predict(args)
 
     return run
@@ -178,6 +190,7 @@ def _table(parser: argparse.ArgumentParser) -> Runner:
 
     def run(args: argparse.Namespace) -> None:
         from lm.scaling import command
+
         command.table(args)
 
     return run

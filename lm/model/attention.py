@@ -59,7 +59,7 @@ class SelfAttention(nn.Module):
 
         def heads(name: str, count: int, axis: str) -> jax.Array:
             axes = ("embed", axis, "head")
-            return Projection((D, count, C), axes, dtype, bias=config.bias, name=name)(x_BTD)
+            return Projection((D, count, C), axes, dtype, config.init_scale, bias=config.bias, name=name)(x_BTD)
 
         q_BTHC, k_BSKC = heads("query", H, "heads"), heads("key", K, "kv_heads")
         v_BSKC = heads("value", K, "kv_heads")
@@ -73,4 +73,4 @@ class SelfAttention(nn.Module):
         v_BSKC = nn.with_logical_constraint(v_BSKC, ("batch", "sequence", "kv_heads", "head"))
         out_BTHC = attend(q_BTHC, k_BSKC, v_BSKC, mask_BTS)
         axes, std = ("heads", "head", "embed"), residual_std(config)
-        return Projection((H, C, D), axes, dtype, contracted=2, std=std, bias=config.bias, name="out")(out_BTHC)
+        return Projection((H, C, D), axes, dtype, std, contracted=2, bias=config.bias, name="out")(out_BTHC)

@@ -75,6 +75,7 @@ class ModelConfig:
     bias: bool = False
     qk_norm: bool = False
     tied_embedding: bool = True
+    init_std: float | None = 0.02  # of every matrix and table, as GPT-2; None: d_model^-0.5, which suits any width
     unroll_layers: bool = False
     remat: Remat = Remat.NONE
     dtype: Dtype = Dtype.FLOAT32
@@ -110,6 +111,11 @@ class ModelConfig:
     def kv_heads(self) -> int:
         """K, the number of key-value heads."""
         return self.n_head if self.n_kv_head is None else self.n_kv_head
+
+    @property
+    def init_scale(self) -> float:
+        """The standard deviation of initial matrices and tables."""
+        return self.d_model**-0.5 if self.init_std is None else self.init_std
 
     @property
     def head_width(self) -> int:

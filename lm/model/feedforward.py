@@ -18,7 +18,7 @@ class PositionWise(nn.Module):
         D, F, dtype = config.d_model, config.d_ff, config.dtype.value
 
         def widened(name: str) -> jax.Array:
-            return Projection((D, F), ("embed", "mlp"), dtype, bias=config.bias, name=name)(x_BTD)
+            return Projection((D, F), ("embed", "mlp"), dtype, config.init_scale, bias=config.bias, name=name)(x_BTD)
 
         if config.feed_forward is FeedForward.SWIGLU:
             hidden_BTF = nn.silu(widened("gate")) * widened("up")
@@ -26,4 +26,4 @@ class PositionWise(nn.Module):
             hidden_BTF = nn.gelu(widened("up"), approximate=True)
         hidden_BTF = nn.with_logical_constraint(hidden_BTF, ("batch", "sequence", "mlp"))
         std = residual_std(config)
-        return Projection((F, D), ("mlp", "embed"), dtype, std=std, bias=config.bias, name="down")(hidden_BTF)
+        return Projection((F, D), ("mlp", "embed"), dtype, std, bias=config.bias, name="down")(hidden_BTF)

@@ -10,12 +10,10 @@ from jax.typing import DTypeLike
 
 from lm.model.config import ModelConfig, Norm
 
-INIT_STD = 0.02  # of every matrix and table, as in GPT-2 (Radford et al. 2019, released code)
-
 
 def residual_std(config: ModelConfig) -> float:
     """Of matrices that write to the residual stream, so that its variance does not grow with the 2L sublayers."""
-    return INIT_STD * (2 * config.n_layer) ** -0.5
+    return config.init_scale * (2 * config.n_layer) ** -0.5
 
 
 def named(init: Callable[..., jax.Array], axes: tuple[str, ...]) -> Callable[..., Any]:
@@ -42,8 +40,8 @@ class Projection(nn.Module):
     shape: tuple[int, ...]
     axes: tuple[str, ...]
     dtype: DTypeLike
+    std: float
     contracted: int = 1
-    std: float = INIT_STD
     bias: bool = False
 
     @nn.compact

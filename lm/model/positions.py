@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from lm.model.layers import INIT_STD, normal
+from lm.model.layers import normal
 
 
 class Rotation(NamedTuple):
@@ -46,10 +46,11 @@ class LearnedPositions(nn.Module):
 
     context_length: int
     d_model: int
+    std: float
     dtype: DTypeLike
 
     @nn.compact
     def __call__(self, positions_BT: jax.Array) -> jax.Array:
-        init = normal(INIT_STD, ("position", "embed"))
+        init = normal(self.std, ("position", "embed"))
         table = self.param("embedding", init, (self.context_length, self.d_model), jnp.float32)
         return jnp.take(table, positions_BT, axis=0).astype(self.dtype)

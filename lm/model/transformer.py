@@ -16,7 +16,7 @@ from lm.base.errors import UsageError
 from lm.model.attention import SelfAttention, causal_mask
 from lm.model.config import ModelConfig, Positions, Remat
 from lm.model.feedforward import PositionWise
-from lm.model.layers import INIT_STD, Normalise, normal
+from lm.model.layers import Normalise, normal
 from lm.model.positions import LearnedPositions, Rotation, document_positions, rotation
 
 RESIDUAL = ("batch", "sequence", "embed")
@@ -65,14 +65,13 @@ class Transformer(nn.Module):
         else:
             positions_BT = document_positions(segments_BT)
         table_VD = self.param(
-            "embedding", normal(INIT_STD, ("vocab", "embed")), (config.vocab_size, config.d_model), jnp.float32
+            "embedding", normal(config.init_scale, ("vocab", "embed")), (config.vocab_size, config.d_model), jnp.float32
         )
         x_BTD = jnp.take(table_VD, tokens_BT, axis=0).astype(dtype)
         turn = None
         if config.positions is Positions.LEARNED:
-            x_BTD = x_BTD + LearnedPositions(config.context_length, config.d_model, dtype, name="position")(
-                positions_BT
-            )
+            table = LearnedPositions(config.context_length, config.d_model, config.init_scale, dtype, name="position")
+            x_BTD = x_BTD + table(positions_BT)
         else:
             turn = rotation(positions_BT, config.head_width, config.rope_base)
         x_BTD = nn.with_logical_constraint(x_BTD, RESIDUAL)
@@ -82,18 +81,18 @@ class Transformer(nn.Module):
             head_DV = table_VD.T
         else:
             head_DV = self.param(
-                "head", normal(INIT_STD, ("embed", "vocab")), (config.d_model, config.vocab_size), jnp.float32
+                "head", normal(config.init_scale, ("embed", "vocab")), (config.d_model, config.vocab_size), jnp.float32
             )
         logits_BTV = jnp.einsum("BTD,DV->BTV", x_BTD, head_DV.astype(dtype), preferred_element_type=jnp.float32)
         return nn.with_logical_constraint(logits_BTV, ("batch", "sequence", "vocab"))
 
 
 def expected_first_loss(config: ModelConfig) -> float:
-    """Mean cross-entropy in nats/token at initialisation: ln V + D std^2 / 2.
+    """Mean cross-entropy in nats/token at initialisation: ln V + D s^2 / 2, s being `config.init_scale`.
 
-    The final norm has unit mean square, so that logits are Gaussian with variance D std^2, independent of the target.
+    The final norm has unit mean square, so that logits are Gaussian with variance D s^2, independent of the target.
     """
-    return math.log(config.vocab_size) + config.d_model * INIT_STD**2 / 2
+    return math.log(config.vocab_size) + config.d_model * config.init_scale**2 / 2
 
 
 def _stack(config: ModelConfig) -> nn.Module:

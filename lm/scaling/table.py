@@ -72,7 +72,9 @@ COLUMNS: tuple[Column, ...] = (
     *_columns("s", wall_seconds="from start to result, resumed parts added"),
     *_columns("tokens/s", tokens_per_second="median over logging intervals, compilation left out"),
     *_columns("", mfu="flops_matmul rate over `peak_flops`"),
-    *_columns("FLOP/s", peak_flops="what mfu is measured against: the chip's published rate, or a measured matmul rate"),
+    *_columns(
+        "FLOP/s", peak_flops="what mfu is measured against: the chip's published rate, or a measured matmul rate"
+    ),
 )
 
 NAMES: tuple[str, ...] = tuple(column.name for column in COLUMNS)

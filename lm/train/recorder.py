@@ -1,5 +1,6 @@
 """What a run says while it trains: rows, clocks, warnings, and the word that stops it when the loss is not a number."""
 
+import dataclasses
 import logging
 import math
 import statistics
@@ -18,7 +19,7 @@ from lm.train.optimizer import learning_rate
 
 logger = logging.getLogger("lm.train")
 
-FIRST_LOSS_TOLERANCE = 0.5  # nats/token; random parameters differ from the expected first loss by far less
+FIRST_LOSS_TOLERANCE = 0.25  # nats/token beyond what the customary initial scales give
 
 
 class Recorder:
@@ -110,12 +111,16 @@ class Recorder:
         self._clock, self._clock_step = now, step
 
     def _check_first_loss(self, loss: float) -> None:
-        expected = expected_first_loss(self._config.model)
-        if self._config.init_from is None and abs(loss - expected) > FIRST_LOSS_TOLERANCE:
+        model = self._config.model
+        low = math.log(model.vocab_size)
+        high = max(expected_first_loss(dataclasses.replace(model, init_std=std)) for std in (0.02, None))
+        inside = low - FIRST_LOSS_TOLERANCE <= loss <= high + FIRST_LOSS_TOLERANCE
+        if self._config.init_from is None and not inside:
             logger.warning(
-                "the first loss is %.3f nats/token where random parameters give %.3f (about ln %d): "
+                "the first loss is %.3f nats/token where random parameters give %.3f (ln %d) to %.3f: "
                 "look at the initialisation or the targets",
                 loss,
-                expected,
-                self._config.model.vocab_size,
+                low,
+                model.vocab_size,
+                high,
             )
