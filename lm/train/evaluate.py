@@ -14,9 +14,7 @@ from lm.data.tokenizer import Tokenizer
 from lm.model.config import Positions
 from lm.model.score import Score, Scored, Stream, score_windows, sliding_windows, stream_of, summarise
 from lm.train.restore import LoadedRun
-from lm.train.validation import log_prob_fn
-
-_BATCH_TOKENS = 4096  # scored at once
+from lm.train.validation import BATCH_TOKENS, log_prob_fn
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -51,7 +49,7 @@ def evaluate(
                          where="--window")  # fmt: skip
     stream = _read(text, separator, run.tokenizer)
     starts = sliding_windows(len(stream.tokens), window, stride)
-    rows = max(1, min(_BATCH_TOKENS // window, len(starts)))
+    rows = max(1, min(BATCH_TOKENS // window, len(starts)))
     mask = run.config.data.segment_mask
     scored = score_windows(log_prob_fn(run.config), run.params, stream, starts, window, rows, mask)
     return Evaluation(summarise(scored, stream, window, stride), scored, stream, run.step)

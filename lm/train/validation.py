@@ -20,7 +20,7 @@ from lm.model.score import (
 from lm.model.transformer import Transformer
 from lm.train.config import RunConfig
 
-_BATCH_TOKENS = 4096  # scored at once
+BATCH_TOKENS = 4096  # scored at once
 
 
 class Validation:
@@ -29,7 +29,7 @@ class Validation:
     def __init__(self, config: RunConfig, corpus: Corpus):
         self._config = config
         window = config.model.context_length
-        self._rows = max(1, _BATCH_TOKENS // window)
+        self._rows = max(1, BATCH_TOKENS // window)
         self._log_probs = log_prob_fn(config)
         files = {"validation": corpus.validation, **corpus.extra}
         token_bytes_V = corpus.tokenizer.token_bytes
