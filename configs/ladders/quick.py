@@ -1,7 +1,7 @@
-"""The default ladder: a law from models of 7 to 300 thousand parameters, in minutes on two cores without accelerator.
+"""The default ladder: a law from models of 10 to 330 thousand parameters, in minutes on two cores without accelerator.
 
 Bytes of the standard library's source, two layers, windows of 64, 256 tokens a step. Four IsoFLOP budgets of five
-sizes each, about a factor 1.7 apart and centred on the sizes that pilot runs found best; a run of 2.5 times the largest
+sizes each, about a factor 1.6 apart and centred on the sizes that pilot runs found best; a run of 2.5 times the largest
 budget is held out. The learning rate is tuned first, at the lowest budget.
 
     lm sweep configs/ladders/quick.py --workdir runs
@@ -22,13 +22,14 @@ from lm.data.corpus import settings_of
 from lm.sweep.ladder import chain, isoflop, sizes
 
 BUDGETS = {  # training FLOP, every product counted (flops_matmul) -> widths
-    1.2e11: (12, 16, 24, 32, 44),
-    2.4e11: (16, 24, 32, 44, 60),
-    4.8e11: (24, 32, 44, 60, 80),
-    9.6e11: (32, 44, 60, 80, 108),
+    1.2e11: (16, 20, 28, 36, 48),
+    2.4e11: (20, 28, 36, 48, 64),
+    4.8e11: (28, 36, 48, 64, 84),
+    9.6e11: (36, 48, 64, 84, 112),
 }
-HELD_OUT = 2.4e12, 72
-TUNED = (16, 24, 44)
+HELD_OUT = 2.4e12, 64
+TUNED = (20, 28, 48)
+REPEATED = 2.4e11, 36
 
 
 def shapes(*widths: int) -> list[dict]:
@@ -41,7 +42,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     # The same run with other seeds: how far one run lies from another of the same size and length.
     repeats = [
         {**cell, "role": "repeat", "overrides": {**cell["overrides"], "seed": seed, "data.seed": seed}}
-        for cell in isoflop(shapes(32), [2.4e11])
+        for cell in isoflop(shapes(REPEATED[1]), [REPEATED[0]])
         for seed in (1, 2)
     ]
     budget, width = HELD_OUT
@@ -62,7 +63,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
                     "unroll_layers": True,  # a quarter faster than the scan at two layers
                 },
                 "data": to_dict(data),
-                "optimizer": {"peak_lr": 1e-2, "warmup_steps": 50},
+                "optimizer": {"peak_lr": 1e-2, "warmup_steps": 50, "b2": 0.99},
                 "batch_size": 4,
                 "steps": 1000,
                 "log_every": 100,
