@@ -131,12 +131,6 @@ def _report(parser: argparse.ArgumentParser) -> Runner:
     return run
 
 
-COMMANDS: dict[str, tuple[Callable[[argparse.ArgumentParser], Runner], str]] = {}
-COMMANDS["train"] = (_train, "lm train --config configs/tiny.py --workdir runs/tiny --config.optimizer.peak_lr=3e-3")
-COMMANDS["sweep"] = (_sweep, "lm sweep configs/ladders/quick.py --workdir runs --dry-run")
-COMMANDS["tokenize"] = (_tokenize, "lm tokenize 'books/*.jsonl.xz' --out tokens --train-bpe 4096")
-
-
 def _fit(parser: argparse.ArgumentParser) -> Runner:
     """Fits a law with intervals, a certificate and IsoFLOP optima to a run table or anybody's CSV, JSONL or Parquet."""
     parser.add_argument("table", metavar="FILE", help="CSV, TSV, JSONL or Parquet")
@@ -196,12 +190,6 @@ def _table(parser: argparse.ArgumentParser) -> Runner:
     return run
 
 
-COMMANDS["fit"] = (_fit, "lm fit runs.csv --n params --d tokens --loss loss --out fit.json")
-COMMANDS["predict"] = (_predict, "lm predict --fit fit.json --n 1e9 --d 2e10")
-COMMANDS["table"] = (_table, "lm table sweeps/quick --out table.csv")
-COMMANDS["report"] = (_report, "lm report runs/quick --format svg")
-
-
 def _count(parser: argparse.ArgumentParser) -> Runner:
     """Counts parameters by group, FLOPs under every named convention and bytes of the decoding cache."""
     parser.add_argument("--config", required=True, metavar="FILE[:ARG]", help="a file with get_config(arg), or a .json")
@@ -220,9 +208,6 @@ def _count(parser: argparse.ArgumentParser) -> Runner:
         print(json.dumps(counted, indent=2) if args.json else as_text(counted))
 
     return run
-
-
-COMMANDS["count"] = (_count, "lm count --config configs/llama.py:8b --json")
 
 
 def _eval(parser: argparse.ArgumentParser) -> Runner:
@@ -248,9 +233,6 @@ def _eval(parser: argparse.ArgumentParser) -> Runner:
     return run
 
 
-COMMANDS["eval"] = (_eval, "lm eval --checkpoint runs/tiny --text book.txt --stride 64 --per-token tokens.jsonl")
-
-
 def _bench(parser: argparse.ArgumentParser) -> Runner:
     """Measures ours, peers and limits in turn in one run, and says how far apart they are."""
     parser.add_argument("what", choices=("train", "data", "fit"), help="training steps, batches, or fitting a law")
@@ -266,7 +248,18 @@ def _bench(parser: argparse.ArgumentParser) -> Runner:
     return run
 
 
-COMMANDS["bench"] = (_bench, "lm bench train --json train.json")
+COMMANDS: dict[str, tuple[Callable[[argparse.ArgumentParser], Runner], str]] = {
+    "tokenize": (_tokenize, "lm tokenize 'books/*.jsonl.xz' --out tokens --train-bpe 4096"),
+    "train": (_train, "lm train --config configs/tiny.py --workdir runs/tiny --config.optimizer.peak_lr=3e-3"),
+    "sweep": (_sweep, "lm sweep configs/ladders/quick.py --workdir runs --dry-run"),
+    "table": (_table, "lm table sweeps/quick --out table.csv"),
+    "fit": (_fit, "lm fit runs.csv --n params --d tokens --loss loss --out fit.json"),
+    "predict": (_predict, "lm predict --fit fit.json --n 1e9 --d 2e10"),
+    "report": (_report, "lm report runs/quick --format svg"),
+    "count": (_count, "lm count --config configs/llama.py:8b --json"),
+    "eval": (_eval, "lm eval --checkpoint runs/tiny --text book.txt --stride 64 --per-token tokens.jsonl"),
+    "bench": (_bench, "lm bench train --json train.json"),
+}
 
 
 if __name__ == "__main__":

@@ -259,7 +259,7 @@ def tuning(sweep: FinishedSweep) -> "Figure":
     _label_ends(axes, ends)
     axes.set_xlabel("peak learning rate")
     axes.set_ylabel(style.label("loss", sweep.columns["loss"]))
-    axes.set_title("Tune stage; on the axis: the rule's rate a size")
+    axes.set_title("Tune stage; on the axis: the rate that the rule gives")
     style.footnote(figure, notes=[f"Rule: {rule['text'].rstrip('.')}."])
     return figure
 

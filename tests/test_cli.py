@@ -1,0 +1,36 @@
+"""The command itself: every subcommand helps with an example, and wrong requests cost one line."""
+
+import subprocess
+import sys
+
+import pytest
+
+from lm.cli import COMMANDS, main
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_an_example(command, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main([command, "--help"])
+    printed = capsys.readouterr().out
+    assert caught.value.code == 0
+    assert f"example:\n  {COMMANDS[command][1]}" in printed
+
+
+@pytest.mark.parametrize(("argv", "code"), [([], 2), (["trian"], 2), (["fit"], 2), (["train", "--workdri", "x"], 2)])
+def test_a_misspelled_request_exits_with_2(argv, code, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(argv)
+    assert caught.value.code == code
+    assert "usage: lm" in capsys.readouterr().err
+
+
+def test_overrides_without_a_config_are_refused(capsys):
+    assert main(["predict", "--fit", "fit.json", "--n", "1", "--d", "1", "--config.steps=3"]) == 2
+    assert "nothing to override" in capsys.readouterr().err
+
+
+def test_help_needs_neither_jax_nor_pandas():
+    code = "import sys, lm.cli; lm.cli._parser(); print(sorted({'jax', 'flax', 'pandas'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
