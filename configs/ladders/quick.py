@@ -21,31 +21,42 @@ from lm.data.config import DataConfig
 from lm.data.corpus import settings_of
 from lm.sweep.ladder import chain, isoflop, sizes
 
-BUDGETS = {  # training FLOP, every product counted (flops_matmul) -> widths
-    1.2e11: (16, 20, 28, 36, 48),
-    2.4e11: (20, 28, 36, 48, 64),
-    4.8e11: (28, 36, 48, 64, 84),
-    9.6e11: (36, 48, 64, 84, 112),
+LAYERS = 2
+BUDGETS = {  # training FLOP, every product counted (flops_matmul) -> total parameters aimed at
+    1.2e11: (10e3, 15e3, 26e3, 41e3, 68e3),
+    2.4e11: (15e3, 26e3, 41e3, 68e3, 115e3),
+    4.8e11: (26e3, 41e3, 68e3, 115e3, 191e3),
+    9.6e11: (41e3, 68e3, 115e3, 191e3, 331e3),
 }
-HELD_OUT = 2.4e12, 64
-TUNED = (20, 28, 48)
-REPEATED = 2.4e11, 36
+HELD_OUT = 2.4e12, 115e3
+REPEATED = 2.4e11, 41e3
+TUNED = (15e3, 26e3, 68e3)
 
 
-def shapes(*widths: int) -> list[dict]:
-    return sizes(widths, depth=2, n_head=2, ff_ratio=4)
+def shapes(parameters: tuple[float, ...], vocab_size: int) -> list[dict]:
+    """Two-headed shapes nearest to total parameter counts, N = V D + 12 L D^2, in widths that are multiples of 4."""
+
+    def width(n: float) -> int:
+        quadratic = 12 * LAYERS
+        root = ((vocab_size**2 + 4 * quadratic * n) ** 0.5 - vocab_size) / (2 * quadratic)
+        return max(4, 4 * round(root / 4))
+
+    return sizes([width(n) for n in parameters], depth=LAYERS, n_head=2, ff_ratio=4)
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
     data, vocab_size = settings_of(arg) if arg else (DataConfig(), 257)
-    fitted = [isoflop(shapes(*widths), [budget]) for budget, widths in BUDGETS.items()]
+
+    def at(budget: float, *parameters: float, **cell) -> list[dict]:
+        return isoflop(shapes(parameters, vocab_size), [budget], **cell)
+
+    fitted = [at(budget, *parameters) for budget, parameters in BUDGETS.items()]
     # The same run with other seeds: how far one run lies from another of the same size and length.
     repeats = [
         {**cell, "role": "repeat", "overrides": {**cell["overrides"], "seed": seed, "data.seed": seed}}
-        for cell in isoflop(shapes(REPEATED[1]), [REPEATED[0]])
+        for cell in at(*REPEATED)
         for seed in (1, 2)
     ]
-    budget, width = HELD_OUT
     return ConfigDict(
         {
             "name": f"quick-{Path(arg).name}" if arg else "quick",
@@ -53,7 +64,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
                 "model": {
                     "vocab_size": vocab_size,
                     "context_length": 64,
-                    "n_layer": 2,
+                    "n_layer": LAYERS,
                     "d_model": 32,
                     "n_head": 2,
                     "d_ff": 128,
@@ -71,8 +82,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
                 "checkpoints_kept": 1,
                 "eval_tokens": 131_072,
             },
-            "tune": {"cells": isoflop(shapes(*TUNED), [min(BUDGETS)]), "rates": [3e-3, 6e-3, 1.2e-2, 2.4e-2]},
-            "cells": chain(*fitted, repeats, isoflop(shapes(width), [budget], role="holdout")),
+            "tune": {"cells": at(min(BUDGETS), *TUNED), "rates": [3e-3, 6e-3, 1.2e-2, 2.4e-2]},
+            "cells": chain(*fitted, repeats, at(*HELD_OUT, role="holdout")),
             "fit": {"n": "params_total", "d": "tokens", "c": "flops_matmul", "loss": "loss", "bootstrap": 1000},
         }
     )

@@ -66,7 +66,7 @@ def estimated_seconds(cells: Iterable[Planned], slots: int, matmul_flops: float)
 
 def plan_table(cells: Iterable[Planned], title: str) -> rich.table.Table:
     """The plan for the terminal: a row a cell."""
-    table = rich.table.Table(title=title, box=rich.box.SIMPLE_HEAD, title_justify="left")
+    table = rich.table.Table(title=title, box=rich.box.SIMPLE_HEAD, title_justify="left", padding=(0, 1, 0, 0))
     for heading in ("role", "L x D", "parameters", "tokens", "D/N", "steps", "FLOP", "lr"):
         table.add_column(heading, justify="left" if heading == "role" else "right", no_wrap=True)
     for cell in cells:
