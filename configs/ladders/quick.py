@@ -23,14 +23,14 @@ from lm.sweep.ladder import chain, isoflop, sizes
 
 LAYERS = 2
 BUDGETS = {  # training FLOP, every product counted (flops_matmul) -> total parameters aimed at
-    1.2e11: (10e3, 15e3, 26e3, 41e3, 68e3),
-    2.4e11: (15e3, 26e3, 41e3, 68e3, 115e3),
-    4.8e11: (26e3, 41e3, 68e3, 115e3, 191e3),
-    9.6e11: (41e3, 68e3, 115e3, 191e3, 331e3),
+    1e11: (10e3, 15e3, 26e3, 41e3, 58e3),
+    2e11: (15e3, 26e3, 41e3, 68e3, 115e3),
+    4e11: (26e3, 41e3, 68e3, 115e3, 191e3),
+    8e11: (41e3, 68e3, 115e3, 191e3, 331e3),
 }
-HELD_OUT = 2.4e12, 115e3
-REPEATED = 2.4e11, 41e3
-TUNED = (15e3, 26e3, 68e3)
+HELD_OUT = 2e12, 115e3
+REPEATED = 2e11, 41e3
+TUNED = (15e3, 26e3, 58e3)
 
 
 def shapes(parameters: tuple[float, ...], vocab_size: int) -> list[dict]:
@@ -80,9 +80,9 @@ def get_config(arg: str | None = None) -> ConfigDict:
                 "log_every": 100,
                 "checkpoint_every": 4000,
                 "checkpoints_kept": 1,
-                "eval_tokens": 131_072,
+                "eval_tokens": 65_536,
             },
-            "tune": {"cells": at(min(BUDGETS), *TUNED), "rates": [3e-3, 6e-3, 1.2e-2, 2.4e-2]},
+            "tune": {"cells": at(min(BUDGETS), *TUNED), "rates": [3.5e-3, 7e-3, 1.4e-2]},
             "cells": chain(*fitted, repeats, at(*HELD_OUT, role="holdout")),
             "fit": {"n": "params_total", "d": "tokens", "c": "flops_matmul", "loss": "loss", "bootstrap": 1000},
         }

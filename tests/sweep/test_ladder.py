@@ -4,6 +4,7 @@ import pytest
 
 from lm.base.config import build
 from lm.base.errors import UsageError
+from lm.data.corpus import prepare, tokenize
 from lm.model.accounting import Flops, count_parameters, step_flops
 from lm.sweep.ladder import Cell, Ladder, axis, chain, grid, isoflop, load_ladder, product, sizes, zip_
 from lm.train.config import RunConfig
@@ -100,3 +101,23 @@ def test_overrides_reach_the_base_and_unknown_ones_are_refused():
     assert load_ladder("configs/ladders/quick.py", ["base.data.seed=7"]).base.data.seed == 7
     with pytest.raises(UsageError, match="nmae"):
         load_ladder("configs/ladders/quick.py", ["nmae=x"])
+
+
+def test_the_quick_ladder_takes_a_folder_of_tokens_and_keeps_its_sizes(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("\n\n".join(f"document {i} of some words {i * i}" for i in range(60)))
+    tokenize([str(text)], tmp_path / "mine", bpe_vocabulary=300, validation_fraction=0.2, separator="\n\n")
+    ladder = load_ladder(f"configs/ladders/quick.py:{tmp_path / 'mine'}")
+    assert ladder.name == "quick-mine"
+    assert ladder.base.model.vocab_size == prepare(ladder.base.data, tmp_path / "cache").tokenizer.vocab_size
+    default = load_ladder("configs/ladders/quick.py")
+    for mine, theirs in zip(ladder.cells, default.cells, strict=True):
+        n, usual = (
+            count_parameters(cell.config(of.base).model).total for cell, of in ((mine, ladder), (theirs, default))
+        )
+        assert abs(n / usual - 1) < 0.2  # widths are multiples of 4
+
+
+def test_a_folder_that_holds_no_tokens_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="not a folder of token files"):
+        load_ladder(f"configs/ladders/quick.py:{tmp_path}")
