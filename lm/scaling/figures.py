@@ -126,7 +126,7 @@ def isoflop(sweep: FinishedSweep) -> "Figure":
         axes.plot(grid, parabola, color=colour)
         axes.plot(part["n_interval"], [part["loss"]] * 2, color=colour, lw=3.5, alpha=0.35, solid_capstyle="butt")
         axes.plot(part["n"], part["loss"], "D", ms=6, mfc="white", mec=colour, mew=1.4, zorder=4)
-        ends.append((n.max(), parabola[-1], style.power(part["budget"]), colour))
+        ends.append((n.min(), parabola[0], style.power(part["budget"]), colour))
         low, high = part["n_interval"]
         optima.errorbar(part["budget"], part["n"], yerr=[[part["n"] - low], [high - part["n"]]], color=colour,
                         fmt="D", ms=6, mfc="white", mew=1.4, elinewidth=1.4, capsize=0)  # fmt: skip
@@ -137,10 +137,12 @@ def isoflop(sweep: FinishedSweep) -> "Figure":
         n, loss = (rows[sweep.columns[key]].to_numpy(dtype=float) for key in ("n", "loss"))
         axes.plot(n, loss, "o:", color=REFUSED, lw=0.9)
         if len(rows):
-            ends.append((n[-1], loss[-1], f"{style.power(part['budget'])} refused", REFUSED))
+            ends.append((n[0], loss[0], f"{style.power(part['budget'])} refused", REFUSED))
         notes.append(f"Refused: {style.power(part['budget'])} FLOP: {part['reason']}.")
+    # A larger budget begins at larger sizes, so the left ends are free of other curves, as the right ends are not.
+    axes.set_xlim(left=min((n for n, *_ in ends), default=axes.get_xlim()[0]) / 3)
     style.log_axis(axes.xaxis, style.short)
-    _label_ends(axes, ends)
+    _label_ends(axes, ends, left=True)
     axes.set_xlabel(style.label("n", sweep.columns["n"]))
     axes.set_ylabel(style.label("loss", sweep.columns["loss"]))
     axes.set_title(f"Loss at equal compute ({sweep.columns['c']}, FLOP)")
@@ -361,11 +363,13 @@ def _close_up(axes: "Axes", held_out: dict[str, Any]) -> None:
     axes.set_title("Held-out run")
 
 
-def _label_ends(axes: "Axes", ends: list[tuple[float, float, str, Any]], gap: float = 0.055) -> None:
+def _label_ends(
+    axes: "Axes", ends: list[tuple[float, float, str, Any]], gap: float = 0.055, left: bool = False
+) -> None:
     low, high = axes.get_ylim()
     heights = style.spread([end[1] for end in ends], gap * (high - low))
     for (x, _, text, colour), y in zip(ends, heights, strict=True):
-        style.beside(axes, x, y, text, color=colour, fontsize=8)
+        style.beside(axes, x, y, text, left=left, color=colour, fontsize=8)
 
 
 def _optima_line(axes: "Axes", analysis: dict[str, Any], sweep: FinishedSweep) -> None:
@@ -377,5 +381,5 @@ def _optima_line(axes: "Axes", analysis: dict[str, Any], sweep: FinishedSweep) -
         axes.set_title(rf"Minima: $N^{{*}} \propto C^{{\,{power['value']:.2f}}}$")
     axes.set_xlabel(style.label("c", sweep.columns["c"]).replace(" (", "\n("))
     axes.set_ylabel(style.label("n", sweep.columns["n"]))
-    style.log_axis(axes.xaxis, style.power, ticks=3)
+    style.log_axis(axes.xaxis, style.power, ticks=2)
     style.log_axis(axes.yaxis, style.short)

@@ -169,6 +169,7 @@ def spread(positions: Sequence[float], gap: float) -> np.ndarray:
     return result
 
 
-def beside(axes: "Axes", x: float, y: float, text: str, **style: Any) -> None:
-    """A direct label just right of a point in data coordinates, never clipped by the axes."""
-    axes.annotate(text, (x, y), xytext=(5, 0), textcoords="offset points", va="center", annotation_clip=False, **style)
+def beside(axes: "Axes", x: float, y: float, text: str, *, left: bool = False, **style: Any) -> None:
+    """A direct label just right (or left) of a point in data coordinates, never clipped by the axes."""
+    place = {"xytext": (-6, 0), "ha": "right"} if left else {"xytext": (5, 0)}
+    axes.annotate(text, (x, y), textcoords="offset points", va="center", annotation_clip=False, **place, **style)
