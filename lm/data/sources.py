@@ -44,6 +44,8 @@ def find_files(source: str) -> list[Path]:
     """
     if source == STDLIB:
         return _stdlib_files()
+    if not source.strip():
+        raise UsageError("the text has no name", do="Pass a text file, a folder, a glob in quotes, or 'stdlib'.")
     path = Path(source)
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.is_file() and _reader(file) is not None)

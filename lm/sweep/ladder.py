@@ -8,13 +8,17 @@ lists side by side. `sizes` makes points from a rule for depth and width; `isofl
 import dataclasses
 import enum
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lm.base.config import build, load_file, override, to_dict
+from lm.base.config import build, load_file, nearest, override, to_dict
 from lm.base.errors import UsageError
 from lm.model.accounting import Flops, count_parameters, step_flops
+from lm.scaling.laws import law_named
+from lm.scaling.solve import objective_named
+from lm.scaling.table import NAMES
 from lm.train.config import RunConfig
 
 Point = dict[str, Any]
@@ -27,6 +31,9 @@ class Role(enum.StrEnum):
     FIT = "fit"
     HOLDOUT = "holdout"
     REPEAT = "repeat"
+
+
+FITTED = (Role.FIT, Role.REPEAT)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +55,11 @@ class Cell:
     def __post_init__(self) -> None:
         if sum(length is not None for length in (self.budget, self.tokens, self.tokens_per_parameter)) > 1:
             raise UsageError("more than one of budget, tokens and tokens_per_parameter", where="ladder.cells")
+        for name in ("budget", "tokens", "tokens_per_parameter"):
+            if getattr(self, name) is not None and not 0 < getattr(self, name) < math.inf:
+                raise UsageError(f"{name} is {getattr(self, name)}; it must be positive", where="ladder.cells")
+        if not 0 <= self.warmup < 1:
+            raise UsageError(f"warmup is {self.warmup}; it is a share of the steps", where="ladder.cells")
 
     def config(self, base: RunConfig) -> RunConfig:
         """The whole run: `base`, overridden, with steps (at least one) and warm-up for the cell's length.
@@ -77,6 +89,10 @@ class Tune:
     cells: tuple[Cell, ...]
     rates: tuple[float, ...]
 
+    def __post_init__(self) -> None:
+        if not self.cells or not self.rates or not all(0 < rate < math.inf for rate in self.rates):
+            raise UsageError("it needs cells, and rates that are positive", where="ladder.tune")
+
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
@@ -91,6 +107,17 @@ class Fit:
     where: str | None = None
     bootstrap: int = 1000
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("n", "d", "c", "loss"):
+            if getattr(self, name) not in NAMES:
+                raise UsageError(f"the run table has no column '{getattr(self, name)}'", where=f"ladder.fit.{name}",
+                                 do=nearest(getattr(self, name), NAMES))  # fmt: skip
+        law_named(self.law)
+        objective_named(self.objective)
+        if self.bootstrap < 20:
+            raise UsageError(f"{self.bootstrap} resamples give no interval", where="ladder.fit.bootstrap",
+                             do="Ask for at least 20.")  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +139,9 @@ class Ladder:
                 where=f"ladder '{self.name}'",
                 do="Hold out the largest run, and give the others the role 'fit'.",
             )
-        if not self.name or Path(self.name).name != self.name:
+        if not any(cell.role in FITTED for cell in self.cells):
+            raise UsageError("no cell has the role 'fit'", where=f"ladder '{self.name}'")
+        if not self.name or Path(self.name).name != self.name or self.name.startswith("."):
             raise UsageError(f"'{self.name}' cannot name a folder", where="ladder.name")
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lm.base.config import to_dict
+from lm.base.errors import UsageError
 from lm.base.files import write_json
 from lm.run.folder import RunFolder
 from lm.sweep.cell import Order
@@ -112,6 +113,8 @@ def slots(count: int | None) -> tuple[tuple[int, ...], ...]:
     At ladder size a cell does not fill two cores: two cells with one thread each finish sooner than one after the
     other with two (docs/diary.md has the measurement).
     """
+    if count is not None and count < 1:
+        raise UsageError(f"{count} cells at once", where="--jobs", do="It must be at least 1.")
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [*range(os.cpu_count() or 1)]
     count = min(count or len(cores), len(cores))
     return tuple(tuple(cores[slot::count]) for slot in range(count))

@@ -10,7 +10,7 @@ import pandas as pd
 import rich
 
 from lm.base.config import content_hash, to_dict
-from lm.base.errors import RunError
+from lm.base.errors import LmError, RunError
 from lm.base.files import write_json, write_text
 from lm.base.progress import bar, console
 from lm.data.corpus import Corpus, prepare
@@ -23,15 +23,13 @@ from lm.scaling.fit import FitResult, fit_table
 from lm.scaling.plan import predict
 from lm.scaling.report import write_report
 from lm.scaling.table import NAMES
-from lm.sweep.ladder import Cell, Fit, Ladder, Role
+from lm.sweep.ladder import FITTED, Cell, Fit, Ladder, Role
 from lm.sweep.local import Local, slots
 from lm.sweep.plan import Planned, estimated_seconds, plan_table, planned
 from lm.sweep.tune import Rule, fit_rule
 from lm.train.config import RunConfig
 
 Row = dict[str, Any]
-
-FITTED = (Role.FIT, Role.REPEAT)
 
 
 def sweep(ladder: Ladder, workdir: Path | str, *, jobs: int | None = None, dry_run: bool = False) -> Path:
@@ -54,7 +52,9 @@ def sweep(ladder: Ladder, workdir: Path | str, *, jobs: int | None = None, dry_r
         corpora = _Corpora(folder / "data")
         local = Local(folder, ladder.name, slots(jobs))
         tune = _tune_cells(ladder, corpora)
-        _print_plan(ladder, folder, tune, _cells(ladder, corpora, None), local)
+        measured = _tune_rows(folder, tune)
+        rule = fit_rule(measured) if tune and len(measured) == len(tune) else None
+        _print_plan(ladder, folder, tune, _cells(ladder, corpora, rule), local, corpora)
         if dry_run:
             return folder
         write_json(folder / "ladder.json", to_dict(ladder))
@@ -63,11 +63,16 @@ def sweep(ladder: Ladder, workdir: Path | str, *, jobs: int | None = None, dry_r
         cells = _cells(ladder, corpora, rule)
         failures += _run("cells", cells, local)
         table = _gather(folder, [*tune, *cells])
-        _fit(ladder, folder, table)
-        print(f"\nreport: {write_report(folder)}")
+        told = f"{len(failures)} of {len(tune) + len(cells)} cells failed: {'; '.join(failures)}"
+        try:
+            _fit(ladder, folder, table)
+            print(f"\nreport: {write_report(folder)}")
+        except LmError as error:
+            if not failures:
+                raise
+            told += f"; the others give no fit: {error.what}"
         if failures:
-            raise RunError(f"{len(failures)} of {len(tune) + len(cells)} cells failed: {'; '.join(failures)}",
-                           where=str(folder), do="The same command tries them again.")  # fmt: skip
+            raise RunError(told, where=str(folder), do="The same command tries them again.")
     return folder
 
 
@@ -114,13 +119,23 @@ def _at_rate(config: RunConfig, rate: float) -> RunConfig:
     return dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, peak_lr=rate))
 
 
-def _print_plan(ladder: Ladder, folder: Path, tune: Sequence[Planned], cells: Sequence[Planned], local: Local) -> None:
+def _print_plan(
+    ladder: Ladder,
+    folder: Path,
+    tune: Sequence[Planned],
+    cells: Sequence[Planned],
+    local: Local,
+    corpora: _Corpora,
+) -> None:
+    title = f"{ladder.name}: cells"
     if tune:
         rich.print(plan_table(tune, f"{ladder.name}: tune stage"))
-        title = f"{ladder.name}: cells (learning rates and names follow from the tune stage)"
-    else:
-        title = f"{ladder.name}: cells"
+        title += "" if all(_finished(folder, cell) for cell in tune) else " (their rates follow from the tune stage)"
     rich.print(plan_table(cells, title))
+    epochs = [cell.tokens / corpora(cell.config).train.tokens for cell in cells]
+    if max(epochs) > 1:
+        print(f"{sum(epoch > 1 for epoch in epochs)} cells read the training text more than once, "
+              f"at most {max(epochs):.1f} times: the law has no term for repetition")  # fmt: skip
     left = [cell for cell in [*tune, *cells] if not _finished(folder, cell)]
     count = len(local.cores)
     seconds = estimated_seconds(left, count, measured_matmul_flops("float32") / count)
@@ -158,11 +173,13 @@ def _result(folder: Path, cell: Planned) -> Row:
     return json.loads(RunFolder(folder / cell.id).result.read_text())
 
 
+def _tune_rows(folder: Path, tune: Sequence[Planned]) -> list[Row]:
+    finished = [_result(folder, cell) for cell in tune if _finished(folder, cell)]
+    return [{"n": row["params_total"], "peak_lr": row["peak_lr"], "loss": row["loss"]} for row in finished]
+
+
 def _rule(folder: Path, tune: Sequence[Planned]) -> Rule:
-    rows = [
-        {"n": row["params_total"], "peak_lr": row["peak_lr"], "loss": row["loss"]}
-        for row in (_result(folder, cell) for cell in tune if _finished(folder, cell))
-    ]
+    rows = _tune_rows(folder, tune)
     rule = fit_rule(rows)
     write_json(folder / "tune.json", {"rows": rows, "rule": dataclasses.asdict(rule)})
     print(f"tune: {rule.text}")

@@ -7,6 +7,7 @@ from lm.base.errors import UsageError
 from lm.data.corpus import prepare, tokenize
 from lm.model.accounting import Flops, count_parameters, step_flops
 from lm.sweep.ladder import Cell, Ladder, axis, chain, grid, isoflop, load_ladder, product, sizes, zip_
+from lm.sweep.local import slots
 from lm.train.config import RunConfig
 
 BASE = {
@@ -85,6 +86,32 @@ def test_one_length_a_cell_and_one_held_out_cell_a_ladder(base):
         Ladder("x", base, (build(Cell, {"overrides": {}, "role": "holdout"}),) * 2)
     with pytest.raises(UsageError, match="cannot name a folder"):
         Ladder("a/b", base, (Cell({}),))
+    with pytest.raises(UsageError, match="cannot name a folder"):
+        Ladder("..", base, (Cell({}),))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"fit": {"law": "hofman"}}, "hofman"),
+        ({"fit": {"n": "params_totl"}}, "Did you mean 'params_total'"),
+        ({"fit": {"objective": "zz"}}, "zz"),
+        ({"fit": {"bootstrap": -1}}, "resamples"),
+        ({"cells": [{"overrides": {}, "budget": -5.0}]}, "must be positive"),
+        ({"cells": [{"overrides": {}, "tokens": 100, "warmup": 5.0}]}, "share of the steps"),
+        ({"cells": [{"overrides": {}, "role": "tune"}]}, "no cell has the role 'fit'"),
+        ({"tune": {"cells": [{"overrides": {}}], "rates": [0.0]}}, "rates that are positive"),
+        ({"tune": {"cells": [], "rates": [1e-3]}}, "it needs cells"),
+    ],
+)
+def test_what_is_wrong_with_a_ladder_is_said_before_anything_is_trained(wrong, said):
+    with pytest.raises(UsageError, match=said):
+        build(Ladder, {"name": "x", "base": BASE, "cells": [{"overrides": {}}], **wrong})
+
+
+def test_fewer_than_one_cell_at_once_is_refused():
+    with pytest.raises(UsageError, match="--jobs"):
+        slots(0)
 
 
 def test_the_quick_ladder_is_what_its_text_says():
