@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lm.base.errors import UsageError
 from lm.scaling.read import FINGERPRINTS
@@ -16,14 +16,16 @@ if TYPE_CHECKING:
 def join(folders: Sequence[Path | str], *, mixed: bool = False) -> tuple["pandas.DataFrame", tuple[Path, ...]]:
     """The rows of all finished runs under `folders`, and the run folders (with a config.json) that have no row yet.
 
-    Declared columns come first, in their order, unknown ones after them; a cell that is met twice counts once.
+    Declared columns come first, in their order, unknown ones after them; a cell that is met twice counts once. Where
+    a sweep's `table.csv` lies above a run, role, budget and the order of the rows are the ones it gives.
 
     Raises:
-      UsageError: no such folder, no finished run, a row that is not JSON, or fingerprints that differ (unless `mixed`).
+      UsageError: no such folder, no finished run, a damaged row, or fingerprints that differ (unless `mixed`).
     """
     import pandas
 
     rows, unfinished = {}, []
+    sweeps: dict[Path, dict[str, dict[str, Any]]] = {}
     for folder in map(Path, folders):
         if not folder.is_dir():
             raise UsageError("there is no such folder", where=str(folder), do="Pass sweep or run folders.")
@@ -31,13 +33,12 @@ def join(folders: Sequence[Path | str], *, mixed: bool = False) -> tuple["pandas
             result = config.with_name("result.json")
             if not result.is_file():
                 unfinished.append(config.parent)
-        for result in sorted(folder.rglob("result.json")):
-            try:
-                row = json.loads(result.read_text())
-            except ValueError as error:
-                raise UsageError(f"is not JSON: {error}", where=str(result)) from error
-            if not isinstance(row, dict):
-                raise UsageError("is not a row of the run table", where=str(result))
+        results = sorted(folder.rglob("result.json"))
+        for sweep in {result.parent.parent for result in results} - set(sweeps):
+            sweeps[sweep] = _served(sweep / "table.csv")
+        places = {run: place for served in sweeps.values() for place, run in enumerate(served)}
+        for result in sorted(results, key=lambda at: (at.parent.parent, places.get(at.parent.name, len(places)))):
+            row = _row(result) | sweeps[result.parent.parent].get(result.parent.name, {})
             rows[str(row.get("cell") or result.parent.resolve())] = row
     if not rows:
         raise UsageError(
@@ -56,3 +57,33 @@ def join(folders: Sequence[Path | str], *, mixed: bool = False) -> tuple["pandas
             )
     known = [name for name in NAMES if name in table]
     return table[known + [name for name in table if name not in NAMES]], tuple(unfinished)
+
+
+def _row(path: Path) -> dict[str, Any]:
+    do = "Delete it and run the same command again."
+    try:
+        row = json.loads(path.read_text())
+    except ValueError as error:
+        raise UsageError(f"is damaged, not JSON: {error}", where=str(path), do=do) from error
+    if not isinstance(row, dict) or "loss" not in row:
+        raise UsageError("is damaged: no row of the run table", where=str(path), do=do)
+    return row
+
+
+def _served(path: Path) -> dict[str, dict[str, Any]]:
+    """Role and budget of each cell of a sweep's table, in its order; a result.json has those of the cell's first use.
+
+    A file of that name that is no run table says nothing.
+    """
+    import pandas
+
+    if not path.is_file():
+        return {}
+    try:
+        table = pandas.read_csv(path, dtype={"cell": str})
+    except (ValueError, UnicodeDecodeError) as error:
+        raise UsageError(f"is not a CSV table: {error}", where=str(path)) from error
+    if not {"cell", "role", "budget"} <= set(table):
+        return {}
+    named = table[["cell", "role", "budget"]].dropna().to_dict("records")
+    return {str(row["cell"]): {"role": row["role"], "budget": row["budget"]} for row in named}

@@ -103,6 +103,17 @@ def test_table_joins_in_the_declared_order_and_names_the_unfinished(tmp_path, ca
     np.testing.assert_array_equal(table["loss"], [3.0, 2.5])
 
 
+def test_table_gives_a_cell_that_serves_twice_the_role_and_place_of_the_sweeps_own_table(tmp_path, capsys):
+    for cell in ("12", "34", "56"):
+        finished(tmp_path / "sweep", cell, role="tune", budget=1e9)
+    (tmp_path / "sweep" / "table.csv").write_text("cell,role,budget\n56,tune,1e9\n12,fit,2e9\n")
+    assert main(["table", str(tmp_path / "sweep"), "--out", str(tmp_path / "joined.csv")]) == 0
+    table = pd.read_csv(tmp_path / "joined.csv", dtype={"cell": str})
+    assert table["cell"].tolist() == ["56", "12", "34"]
+    assert table["role"].tolist() == ["tune", "fit", "tune"]
+    assert table["budget"].tolist() == [1e9, 2e9, 1e9]
+
+
 def test_table_refuses_mixed_fingerprints_unless_asked(tmp_path, capsys):
     finished(tmp_path, "c1")
     finished(tmp_path, "c2", tokenizer="bb")
@@ -111,13 +122,16 @@ def test_table_refuses_mixed_fingerprints_unless_asked(tmp_path, capsys):
     assert main(["table", str(tmp_path), "--mixed"]) == 0
 
 
-@pytest.mark.parametrize("kind", ["absent", "empty", "broken"])
+@pytest.mark.parametrize("kind", ["absent", "empty", "broken", "bare"])
 def test_table_of_nothing_is_refused(tmp_path, capsys, kind):
     folder = tmp_path / "sweep"
     if kind != "absent":
         folder.mkdir()
-    if kind == "broken":
+    if kind in ("broken", "bare"):
+        finished(folder, "c0")
         finished(folder, "c1")
-        (folder / "c1" / "result.json").write_text("{")
+        (folder / "c1" / "result.json").write_text("{" if kind == "broken" else "{}")
     assert main(["table", str(folder)]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert ("c1/result.json: is damaged" in told) == (kind in ("broken", "bare"))
