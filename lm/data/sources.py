@@ -25,9 +25,9 @@ _NOT_LIBRARY = frozenset(
 def read_documents(source: str, separator: str | None = None) -> Iterator[str]:
     """The documents of a source, in an order that depends on nothing but names and content.
 
-    A source is a .txt, .jsonl, .jsonl.gz, .jsonl.xz (key "text") or .parquet (column "text") file, a folder or a glob
-    of them, or 'stdlib'. `separator` splits .txt files into documents, and newline and tab may be spelled `\\n` and
-    `\\t` in it; without one a .txt file is a document. Documents of white space alone are skipped.
+    A source is a .txt, .md, .jsonl, .jsonl.gz, .jsonl.xz (key "text") or .parquet (column "text") file, a folder or a glob
+    of them, or 'stdlib'. `separator` splits plain text into documents, and newline and tab may be spelled `\\n` and
+    `\\t` in it; without one a file is a document. Documents of white space alone are skipped.
 
     Raises:
       UsageError: nothing there, an unknown extension, or content that cannot be read, with file and line.
@@ -81,7 +81,7 @@ def read_file(path: Path, separator: str | None = None) -> Iterator[str]:
 
 def splits_by_separator(path: Path) -> bool:
     """Whether a separator has any effect on this file."""
-    return path.suffix == ".txt"
+    return _reader(path) is _read_text
 
 
 def _read_text(path: Path, separator: str | None) -> Iterator[str]:
@@ -153,6 +153,7 @@ def _read_parquet(path: Path, separator: str | None) -> Iterator[str]:
 
 _READERS: dict[str, Callable[[Path, str | None], Iterator[str]]] = {
     ".txt": _read_text,
+    ".md": _read_text,
     ".jsonl": _read_jsonl,
     ".jsonl.gz": _read_jsonl,
     ".jsonl.xz": _read_jsonl,

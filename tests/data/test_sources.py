@@ -37,7 +37,7 @@ def test_folders_and_globs_are_read_in_sorted_order(tmp_path: Path) -> None:
     for name in ("b/2.txt", "a.txt", "c.txt", "b/1.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(name)
-    (tmp_path / "notes.md").write_text("not text for training")
+    (tmp_path / "notes.rst").write_text("not text for training")
     assert list(read_documents(str(tmp_path))) == ["a.txt", "b/1.txt", "b/2.txt", "c.txt"]
     assert list(read_documents(str(tmp_path / "*.txt"))) == ["a.txt", "c.txt"]
 
