@@ -129,8 +129,8 @@ def latest_step(path: Path | str) -> int | None:
     return max(_steps(Path(path)), default=None)
 
 
-def load_params(path: Path | str, abstract_params: Tree) -> Tree:
-    """The tree under `params` of the newest whole checkpoint in `path`, without reading the rest of the state.
+def load_params(path: Path | str, abstract_params: Tree) -> tuple[int, Tree]:
+    """The step of the newest whole checkpoint in `path` and its tree under `params`; the rest of it is not read.
 
     A newer checkpoint that is not whole is named in a logged warning; nothing is renamed or written.
 
@@ -150,7 +150,7 @@ def load_params(path: Path | str, abstract_params: Tree) -> Tree:
         found = _newest_whole(manager, path, steps, None)
         for line in found.skipped.values():
             _log.warning("%s: %s", path, line)
-        return _read(manager, path, found.step, {"params": abstract_params}, partial=True)["params"]
+        return found.step, _read(manager, path, found.step, {"params": abstract_params}, partial=True)["params"]
 
 
 @dataclasses.dataclass(frozen=True)

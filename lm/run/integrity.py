@@ -38,9 +38,13 @@ def defect(folder: Path) -> str | None:
         found = _hashes(folder)
     except (OSError, ValueError) as error:
         return f"its {NAME} cannot be read ({error.__class__.__name__})"
-    for name in sealed:
+    if not isinstance(sealed, dict) or not sealed:
+        return f"its {NAME} is not a list of files"
+    for name in sorted(sealed.keys() | found.keys()):
         if name not in found:
             return f"{name} is missing"
+        if name not in sealed:
+            return f"{name} is not in its {NAME}"
         if sealed[name] != found[name]:
             return f"{name} has changed"
     return None

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from lm.base.config import build, differences
 from lm.base.errors import UsageError
-from lm.run.checkpoint import Checkpoints, latest_step, load_params
+from lm.run.checkpoint import Checkpoints, load_params
 from lm.run.folder import RunFolder
 from lm.run.record import MetricsLog, Position
 from lm.train.config import RunConfig
@@ -90,13 +90,13 @@ def _from_run(init_from: str, config: RunConfig, mesh: Mesh, identity: dict) -> 
             where=init_from,
             do="Give this run the same model.",
         )
-    if latest_step(source.checkpoints) != theirs.steps:
+    step, params = load_params(source.checkpoints, asked)
+    if step != theirs.steps:
         raise UsageError(
-            f"its last checkpoint is of step {latest_step(source.checkpoints)}, not of its last step {theirs.steps}",
+            f"its last whole checkpoint is of step {step}, not of its last step {theirs.steps}",
             where=init_from,
             do="Let it finish first: a run starts from final parameters.",
         )
-    params = load_params(source.checkpoints, asked)
     return {**fresh_state(config, mesh), "params": params}, recorded["identity"]["corpus"] == identity["corpus"]
 
 

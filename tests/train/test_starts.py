@@ -1,6 +1,7 @@
 """The four starts: each is found, named in the log, and begins with the parameters that it should."""
 
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -117,8 +118,16 @@ def test_a_source_that_has_not_finished_is_refused(tmp_path, texts, source):
     recorded["config"]["steps"] = 99
     (unfinished / "config.json").write_text(json.dumps(recorded))
     (unfinished / "checkpoints").symlink_to(source / "checkpoints")
-    with pytest.raises(UsageError, match="its last checkpoint is of step 12, not of its last step 99"):
+    with pytest.raises(UsageError, match="its last whole checkpoint is of step 12, not of its last step 99"):
         loop.train(run_config(texts[0], f"init_from={unfinished}"), tmp_path / "run")
+
+
+def test_a_damaged_final_checkpoint_is_neither_named_nor_started_from(tmp_path, texts, source):
+    damaged = shutil.copytree(source, tmp_path / "damaged")
+    (damaged / "checkpoints" / "12" / "integrity.json").write_text("{}")
+    assert load_run(damaged).step == 10
+    with pytest.raises(UsageError, match="its last whole checkpoint is of step 10, not of its last step 12"):
+        loop.train(run_config(texts[0], f"init_from={damaged}"), tmp_path / "run")
 
 
 def test_a_run_is_named_by_every_number_and_text_it_depends_on_and_by_no_path(tmp_path, texts, source):
