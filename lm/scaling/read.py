@@ -100,19 +100,24 @@ def select(table: "pandas.DataFrame", where: str | None) -> "pandas.DataFrame":
     """The rows for which the pandas query `where` holds, each keeping its row number (from 1) as index label.
 
     Raises:
-      UsageError: the expression does not evaluate to rows, or no row is left.
+      UsageError: the expression does not evaluate to true or false for each row, or no row is left.
     """
+    import pandas
+
     table = table.set_axis(np.arange(1, len(table) + 1), axis=0)
     if where is None:
         return table
     try:
-        chosen = table.query(where)
+        mask = table.eval(where)
     except Exception as error:  # a query evaluates the user's text: anything can come out of it
         raise UsageError(
             f"'{where}' does not evaluate: {_one_line(error)}",
             where="--where",
             do=f"Columns: {', '.join(map(str, table.columns))}.",
         ) from error
+    if np.shape(mask) != (len(table),) or not pandas.api.types.is_bool_dtype(mask):
+        raise UsageError(f"'{where}' is not true or false for each row", where="--where", do="Compare: 'n > 1e7'.")
+    chosen = table[mask]
     if len(chosen) == 0:
         raise UsageError(f"no row of {len(table)} satisfies '{where}'", where="--where")
     return chosen
@@ -220,7 +225,7 @@ def _numbers(table: "pandas.DataFrame", name: str, flag: str) -> Array:
     for bad, what in checks:
         if bad.any():
             raise UsageError(
-                f"{what} in {rows(bad, table)} (for example {column.to_numpy()[bad][0]!r})",
+                f"{what} in {rows(bad, table)} (for example {np.asarray(column.to_numpy()[bad][0]).item()!r})",
                 where=f"column '{name}'",
                 do="Repair the rows, or leave them out with --where.",
             )
@@ -276,6 +281,13 @@ def _warnings(values: dict[str, Array], loss: Array, table: "pandas.DataFrame") 
             )
     if "decayed" in table and (hot := optional(table, "decayed") < 1).any():
         found.append(f"learning rate not decayed: {rows(hot, table)}; such points are not end points of a law")
+    if {"tokens", "tokens_unique"} <= set(table.columns):
+        repeated = int((optional(table, "tokens") > optional(table, "tokens_unique")).sum())
+        if repeated:
+            found.append(
+                f"{repeated} row{'s pass' if repeated > 1 else ' passes'} over the training text more than once "
+                "(tokens > tokens_unique): the law has no term for repetition"
+            )
     ratio = values["c"] / (values["n"] * values["d"])
     if ratio.max() / ratio.min() > 1.1:
         found.append(

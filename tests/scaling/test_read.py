@@ -47,14 +47,15 @@ def test_whole_number_columns_do_not_overflow():
 
 @pytest.mark.parametrize(("column", "value", "what"), [
     ("n", -1.0, "not positive"), ("d", 0.0, "not positive"), ("loss", np.nan, "no value"), ("loss", np.inf, "infinite"),
-    ("loss", "12,3", "not a number"), ("n", "7B", "not a number"),
+    ("n", np.int64(-5), "not positive"), ("loss", "12,3", "not a number"), ("n", "7B", "not a number"),
 ])  # fmt: skip
 def test_bad_values_are_refused_with_their_rows(column, value, what):
     rows = planted.table()
     rows[column] = rows[column].astype(object)
     rows.loc[[2, 40], column] = value
-    with pytest.raises(UsageError, match=f"{what} in rows 3, 41"):
+    with pytest.raises(UsageError, match=f"{what} in rows 3, 41") as refusal:
         read.points(rows, ND)
+    assert "np." not in str(refusal.value)
 
 
 def test_filtered_rows_keep_their_numbers():
@@ -73,6 +74,18 @@ def test_missing_column_names_the_nearest():
 def test_a_query_that_fails_is_one_clear_line(query):
     with pytest.raises(UsageError, match="does not evaluate"):
         read.points(planted.table(), ND, query)
+
+
+@pytest.mark.parametrize("query", ["1", "True", "params + 1", "'n'", "n", "c = 3"])
+def test_a_query_that_is_no_choice_of_rows_is_refused(query):
+    with pytest.raises(UsageError, match="is not true or false for each row"):
+        read.points(planted.table().assign(params=1.0), ND, query)
+
+
+@pytest.mark.parametrize("query", ["index > 50", "flag", "not flag", "run in ['a']", "n > 0 and run == 'a'"])
+def test_every_kind_of_choice_is_understood(query):
+    rows = planted.table().assign(flag=np.arange(100) % 2 == 0, run=["a", "b"] * 50)
+    assert len(read.points(rows, ND, query)) == 50
 
 
 def test_a_query_that_leaves_nothing_is_refused():
@@ -111,7 +124,9 @@ def test_warnings_name_duplicates_short_runs_and_undecayed_points():
     rows.loc[4, "steps"] = 900
     rows.loc[5, "decayed"] = 0
     rows.loc[7, ["n", "d", "loss"]] = rows.loc[6, ["n", "d", "loss"]].to_numpy()
+    rows["tokens"], rows["tokens_unique"] = 9, [9] * 97 + [3, 4, 5]
     text = "\n".join(read.points(rows, ND).warnings)
+    assert "3 rows pass over the training text more than once" in text
     assert "row 8" in text
     assert "under 1,000 optimizer steps: row 5" in text
     assert "not decayed: row 6" in text
