@@ -162,6 +162,21 @@ def write_result(folder: RunFolder, row: Mapping[str, Any]) -> None:
     write_json(folder.result, finite({name: row[name] for name in NAMES}))
 
 
+def read_result(folder: RunFolder) -> dict[str, Any]:
+    """What `write_result` wrote.
+
+    Raises:
+      RunError: the file is not such a row.
+    """
+    try:
+        row = json.loads(folder.result.read_bytes())
+    except ValueError:
+        row = None
+    if not isinstance(row, dict) or not row.keys() >= set(NAMES):
+        raise RunError("the result is damaged", where=str(folder.result), do="Delete it and run again.")
+    return row
+
+
 def environment() -> dict[str, str]:
     """What bit identity is promised under: versions, machine, devices, threads, XLA flags, and the code's commit."""
     import jax

@@ -71,6 +71,17 @@ class TensorBoardWriter:
             raise as_told(error, self._folder) from error
 
 
+def import_wandb() -> Any:
+    """The package of Weights & Biases, or a UsageError where it is not installed."""
+    try:
+        import wandb
+    except ImportError:
+        raise UsageError(
+            "the package wandb is not installed", do="In the checkout: pip install -e '.[wandb]'."
+        ) from None
+    return wandb
+
+
 class WandbWriter:
     """One Weights & Biases run per run folder, continued on resume; `WANDB_MODE=offline` needs no network.
 
@@ -84,12 +95,7 @@ class WandbWriter:
     """
 
     def __init__(self, folder: RunFolder, config: Mapping[str, Any], project: str = "lm"):
-        try:
-            import wandb
-        except ImportError:
-            raise UsageError(
-                "the package wandb is not installed", do="Install the extra: pip install 'lm[wandb]'."
-            ) from None
+        wandb = import_wandb()
         identifier = content_hash({"path": str(folder.path.resolve()), "config": config})
         self._run = wandb.init(
             project=project,

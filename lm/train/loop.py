@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import logging
 import signal
 import threading
@@ -25,15 +24,15 @@ from lm.parallel.rules import put_batch
 from lm.run.checkpoint import Checkpoints
 from lm.run.folder import RunFolder, check_run, log_to, open_run
 from lm.run.lock import locked
-from lm.run.record import MetricsLog, RowLog, write_result
-from lm.run.writers import TensorBoardWriter, WandbWriter, Writer
+from lm.run.record import MetricsLog, RowLog, read_result, write_result
+from lm.run.writers import TensorBoardWriter, WandbWriter, Writer, import_wandb
 from lm.train.config import RunConfig
 from lm.train.identity import identity_of
 from lm.train.optimizer import learning_rate
-from lm.train.profile import Profile
+from lm.train.profile import Profile, check_span
 from lm.train.recorder import Recorder
 from lm.train.result import Labels, result_row
-from lm.train.start import start
+from lm.train.start import read_source, start
 from lm.train.step import make_train_step
 from lm.train.validation import Validation
 
@@ -68,8 +67,13 @@ def train(
     with contextlib.ExitStack() as stack:
         # Devices and data, and a folder that agrees with both; what can be refused is refused before any writing.
         check_run(workdir, config)
+        check_span(profile, config.steps)
+        if wandb:
+            import_wandb()
         mesh = make_mesh(config.mesh)
-        _check_fit(config, load_tokenizer(config.data.tokenizer), mesh)
+        tokenizer = load_tokenizer(config.data.tokenizer)
+        _check_fit(config, tokenizer, mesh)
+        source = read_source(config, mesh, RunFolder(workdir), tokenizer.fingerprint)
         stack.enter_context(locked(workdir))
         corpus = prepare(config.data, Path(cache) if cache else RunFolder(workdir).data)
         identity = identity_of(config, corpus)
@@ -87,13 +91,13 @@ def train(
         stack.enter_context(_told(folder))
         if folder.result.exists():
             logger.info("finished before; nothing to do")
-            return json.loads(folder.result.read_text())
+            return read_result(folder)
         metrics = stack.enter_context(MetricsLog(folder.metrics))
         timing = stack.enter_context(RowLog(folder.timing))
         checkpoints = stack.enter_context(contextlib.closing(Checkpoints(folder.checkpoints, config.checkpoints_kept)))
 
         # Start: resume, fine-tune, initialise from, or fresh.
-        begin = start(config, mesh, folder, checkpoints, metrics, batches.fingerprint, identity)
+        begin = start(config, mesh, folder, checkpoints, metrics, batches.fingerprint, source, corpus.fingerprint)
         for line in begin.skipped:
             logger.warning(line)
         logger.info(begin.how)

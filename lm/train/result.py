@@ -1,5 +1,6 @@
 """A finished run as one row of the run table."""
 
+import contextlib
 import dataclasses
 import json
 import statistics
@@ -41,7 +42,7 @@ def result_row(
     """The row of the run table (`lm.scaling.table`): every number with the convention that its column states."""
     model, counts, facts = config.model, count_parameters(config.model), environment()
     tokens = config.steps * config.tokens_per_step
-    rates = [row["tokens_per_second"] for row in _rows(folder.timing)]
+    rates = list(_rates(folder.timing))
     rate = statistics.median(rates) if rates else tokens / wall_seconds
     peak = peak_flops(model.dtype.value)
     return {
@@ -85,7 +86,8 @@ def result_row(
 
 def _train_loss(config: RunConfig, folder: RunFolder) -> float:
     """Mean over the rows that end in the last tenth of the steps, each weighted by the steps that it stands for."""
-    rows = [row for row in _rows(folder.metrics) if row["kind"] == "train"]
+    logged = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
+    rows = [row for row in logged if row["kind"] == "train"]
     begins = [0, *(row["step"] for row in rows[:-1])]
     steps = [
         row["step"] - begin if row["step"] > 0.9 * config.steps else 0 for begin, row in zip(begins, rows, strict=True)
@@ -99,5 +101,8 @@ def _epoch_tokens(config: RunConfig, corpus: Corpus) -> int:
     return (corpus.train.tokens - 1) // length * length
 
 
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    return (json.loads(line) for line in path.read_text().splitlines())
+def _rates(timing: Path) -> Iterator[float]:
+    """Tokens a second of each row that can be read: no hash guards the file, and a bad row must not undo a run."""
+    for line in timing.read_bytes().splitlines():
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            yield float(json.loads(line)["tokens_per_second"])

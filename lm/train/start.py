@@ -15,8 +15,8 @@ from flax import traverse_util
 from jax.sharding import Mesh
 
 from lm.base.config import build, differences
-from lm.base.errors import UsageError
-from lm.run.checkpoint import Checkpoints, load_params
+from lm.base.errors import RunError, UsageError
+from lm.run.checkpoint import Checkpoints, latest_step, load_params
 from lm.run.folder import RunFolder
 from lm.run.record import MetricsLog, Position
 from lm.train.config import RunConfig
@@ -35,6 +35,14 @@ class Start:
     wall_seconds: float  # spent before
 
 
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """What a run takes from the one that it starts from: parameters, and the fingerprint of their corpus."""
+
+    params: Any
+    corpus: str | None
+
+
 def start(
     config: RunConfig,
     mesh: Mesh,
@@ -42,17 +50,25 @@ def start(
     checkpoints: Checkpoints,
     metrics: MetricsLog,
     pipeline: dict,
-    identity: dict,
+    source: Source | None,
+    corpus: str,
 ) -> Start:
     """Finds which of the four starts applies and carries it out; `metrics` is rewound to match.
 
+    Args:
+      source: what `read_source` found.
+      corpus: fingerprint of the text that this run trains on.
+
     Raises:
-      UsageError: the data pipeline differs from the checkpoint's, or `init_from` does not fit this model.
+      UsageError: the data pipeline differs from the checkpoint's.
       RunError: checkpoints exist and none can be used.
     """
     abstract = abstract_state(config, mesh)
 
     def accept(meta: dict) -> None:
+        missing = {"pipeline", "metrics", "interval", "wall_seconds"}.difference(meta)
+        if missing:
+            raise RunError(f"its meta lacks {', '.join(sorted(missing))}")
         if meta["pipeline"] != pipeline:
             raise UsageError(
                 f"the data pipeline changed: {meta['pipeline']} -> {pipeline}",
@@ -68,19 +84,30 @@ def start(
         how = f"resumed after step {restored.step}"
         return Start(restored.state, restored.step, how, restored.skipped, meta["interval"], meta["wall_seconds"])
     metrics.rewind(None)
-    if config.init_from is None:
-        return Start(fresh_state(config, mesh), 0, "fresh start", [], [], 0.0)
-    state, same_corpus = _from_run(config.init_from, config, mesh, identity)
-    how = "initialised from" if same_corpus else "fine-tuning on another corpus from"
-    return Start(state, 0, f"{how} {config.init_from}", [], [], 0.0)
+    state = fresh_state(config, mesh)
+    if source is None:
+        return Start(state, 0, "fresh start", [], [], 0.0)
+    how = "initialised from" if source.corpus == corpus else "fine-tuning on another corpus from"
+    return Start({**state, "params": source.params}, 0, f"{how} {config.init_from}", [], [], 0.0)
 
 
-def _from_run(init_from: str, config: RunConfig, mesh: Mesh, identity: dict) -> tuple[State, bool]:
-    """A fresh state with the final parameters of another run, and whether that run was trained on the same corpus."""
+def read_source(config: RunConfig, mesh: Mesh, folder: RunFolder, tokenizer: str) -> Source | None:
+    """The final parameters of the run that `init_from` names; None without one, and in a folder that has begun.
+
+    Args:
+      tokenizer: fingerprint of the one that this run trains with.
+
+    Raises:
+      UsageError: it is no finished run, or does not fit this model or tokenizer.
+      RunError: none of its checkpoints can be used.
+    """
+    init_from = config.init_from
+    if init_from is None or folder.result.exists() or latest_step(folder.checkpoints) is not None:
+        return None
     source = RunFolder(Path(init_from))
     recorded = source.read_config()
     theirs = build(RunConfig, recorded["config"])
-    if recorded["identity"]["tokenizer"] != identity["tokenizer"]:
+    if recorded["identity"].get("tokenizer") != tokenizer:
         raise UsageError("its tokenizer is another one", where=init_from, do="Train with the same tokenizer.")
     asked = abstract_state(config, mesh)["params"]
     changed = differences(_shapes(abstract_state(theirs, mesh)["params"]), _shapes(asked), "params")
@@ -97,7 +124,7 @@ def _from_run(init_from: str, config: RunConfig, mesh: Mesh, identity: dict) -> 
             where=init_from,
             do="Let it finish first: a run starts from final parameters.",
         )
-    return {**fresh_state(config, mesh), "params": params}, recorded["identity"]["corpus"] == identity["corpus"]
+    return Source(params, recorded["identity"].get("corpus"))
 
 
 def _shapes(params: Any) -> Any:

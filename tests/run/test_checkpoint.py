@@ -192,7 +192,9 @@ def empty(folder: Path) -> None:
     folder.mkdir()
 
 
-@pytest.mark.parametrize("damage", [truncate, flip_a_bit, delete_a_file, damage_meta, delete_the_seal, empty_the_seal, empty])
+@pytest.mark.parametrize(
+    "damage", [truncate, flip_a_bit, delete_a_file, damage_meta, delete_the_seal, empty_the_seal, empty]
+)
 def test_a_damaged_newest_is_passed_over_named_and_its_step_can_be_saved_again(copy, damage):
     damage(copy / "3")
     checkpoints = Checkpoints(copy, keep=3)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from lm.base.errors import RunError
 from lm.run.folder import RunFolder
-from lm.run.record import MetricsLog, Position, RowLog, environment, versions, write_result
+from lm.run.record import MetricsLog, Position, RowLog, environment, read_result, versions, write_result
 from lm.scaling.table import NAMES
 
 APPEND = """
@@ -155,6 +155,17 @@ def test_the_result_has_the_tables_columns_in_its_order(tmp_path):
     row = json.loads(folder.result.read_text())
     assert tuple(row) == NAMES
     assert row["loss"] == "nan"
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b"\xff"])
+def test_a_damaged_result_is_one_line(tmp_path, content):
+    folder = RunFolder(tmp_path)
+    row = dict.fromkeys(NAMES, 1)
+    write_result(folder, row)
+    assert read_result(folder) == row
+    folder.result.write_bytes(content)
+    with pytest.raises(RunError, match=r"result\.json: the result is damaged. Delete it"):
+        read_result(folder)
 
 
 def test_an_unknown_or_missing_column_is_named_and_nothing_is_written(tmp_path):

@@ -116,6 +116,7 @@ def test_a_profile_beyond_the_run_and_a_missing_package_are_refused(tmp_path, ca
     monkeypatch.setitem(__import__("sys").modules, "wandb", None)
     assert main(["train", *command, "--wandb"]) == 2
     assert "wandb is not installed" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
     for wrong in ("0:3", "4:3", "x"):
         with pytest.raises(SystemExit, match="2"):
             main(["train", *command, "--profile", wrong])

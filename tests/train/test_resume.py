@@ -147,6 +147,8 @@ def test_a_run_stopped_between_its_last_checkpoint_and_its_result_only_needs_the
     run, config = tmp_path / "run", run_config(text, *OVERRIDES)
     with pytest.raises(KilledError):
         train_with(monkeypatch, "write_result", lambda *_: kill(), config, run)
+    with (run / "timing.jsonl").open("ab") as timing:
+        timing.write(b"junk \xff\n[]\n")
     row = loop.train(config, run)
     assert "resumed after step 30" in (run / "log.txt").read_text()
     assert row["loss"] == json.loads((unbroken / "result.json").read_text())["loss"]

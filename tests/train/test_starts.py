@@ -100,6 +100,7 @@ def test_another_corpus_is_a_fine_tuning_and_a_checkpoint_of_its_own_comes_first
 def test_a_source_of_another_shape_is_refused_by_name(tmp_path, texts, source, change, words):
     with pytest.raises(UsageError, match=words):
         loop.train(run_config(texts[0], f"init_from={source}", change), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_source_with_another_tokenizer_is_refused(tmp_path, texts, source):
