@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from lm.base.errors import LmError, UsageError
+from lm.base.errors import LmError, RunError, UsageError
 
 Runner = Callable[[argparse.Namespace], None]
 
@@ -24,6 +24,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except LmError as error:
         print(f"lm {args.command}: {error}", file=sys.stderr)
         return error.exit_code
+    except OSError as error:  # a file that cannot be opened, read or written
+        told = RunError(error.strerror or str(error), where=str(error.filename or ""))
+        print(f"lm {args.command}: {told}", file=sys.stderr)
+        return told.exit_code
     except KeyboardInterrupt:
         print(f"lm {args.command}: interrupted. The same command continues where it stopped.", file=sys.stderr)
         return 130

@@ -30,6 +30,22 @@ def test_overrides_without_a_config_are_refused(capsys):
     assert "nothing to override" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("error", "told"), [(OSError(5, "Input/output error", "a.txt"), "a.txt: Input/output error"),
+                                             (OSError("odd"), "odd")])  # fmt: skip
+def test_an_error_of_the_system_is_one_line_and_exit_code_1(monkeypatch, capsys, error, told):
+    def declare(parser):
+        """Fails."""
+
+        def run(args):
+            raise error
+
+        return run
+
+    monkeypatch.setitem(COMMANDS, "fail", (declare, "lm fail"))
+    assert main(["fail"]) == 1
+    assert capsys.readouterr().err == f"lm fail: {told}\n"
+
+
 def test_help_needs_neither_jax_nor_pandas():
     code = "import sys, lm.cli; lm.cli._parser(); print(sorted({'jax', 'flax', 'pandas'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -29,7 +29,7 @@ T = TypeVar("T")
 def load_file(path_and_arg: str) -> dict[str, Any]:
     """Evaluates `path[:arg]` and returns what its `get_config(arg)` says, as plain nested dicts.
 
-    A `.json` path is read as an already resolved configuration and takes no argument.
+    A `.json` path is read as an already resolved configuration and takes no argument; it may be a run's `config.json`.
 
     Raises:
       UsageError: the file is missing, is not Python (or JSON), has no `get_config`, or its code fails.
@@ -39,7 +39,7 @@ def load_file(path_and_arg: str) -> dict[str, Any]:
     if not path.is_file():
         raise UsageError("there is no such config file", where=path_text, do="Pass --config FILE[:arg].")
     if path.suffix == ".json":
-        return _mapping(_parse_json(path.read_text(), path_text), path_text)
+        return _mapping(_recorded(_parse_json(path.read_bytes(), path_text)), path_text)
     spec = importlib.util.spec_from_file_location(f"lm_config_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise UsageError("a config file must end in .py or .json", where=path_text)
@@ -50,10 +50,11 @@ def load_file(path_and_arg: str) -> dict[str, Any]:
             raise UsageError("a config file defines get_config(arg)", where=path_text, do="See configs/llama.py.")
         config = module.get_config(arg or None)
     except SyntaxError as error:
-        raise UsageError(f"line {error.lineno} is not Python: {error.msg}", where=path_text) from error
+        line = "it" if error.lineno is None else f"line {error.lineno}"
+        raise UsageError(f"{line} is not Python: {error.msg}", where=path_text) from error
     except LmError:
         raise
-    except Exception as error:  # whatever the user's own code raises
+    except (Exception, SystemExit) as error:  # whatever the user's own code raises
         line = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)][-1:]
         where = ":".join([path_text, *map(str, line)])
         raise UsageError(f"{type(error).__name__}: {error}", where=where) from error
@@ -129,7 +130,7 @@ def differences(old: Any, new: Any, where: str = "config") -> list[str]:
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint for an error message: the nearest known name, or the list of them when none is near."""
     known = list(known)
-    close = difflib.get_close_matches(name, known, n=1)
+    close = difflib.get_close_matches(str(name), known, n=1)
     return f"Did you mean '{close[0]}'?" if close else f"Known: {', '.join(known)}."
 
 
@@ -188,7 +189,12 @@ def _parse(text: str, hint: Any, where: str) -> Any:
     return text
 
 
-def _parse_json(text: str, where: str) -> Any:
+def _recorded(value: Any) -> Any:
+    """The configuration inside what a run folder records, which holds fingerprints too; else `value` itself."""
+    return value["config"] if isinstance(value, dict) and value.keys() == {"config", "identity"} else value
+
+
+def _parse_json(text: str | bytes, where: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from lm.base.errors import RunError
+from lm.base.errors import RunError, UsageError
 
 
 @contextlib.contextmanager
@@ -18,9 +18,12 @@ def atomic(path: Path | str, mode: str = "w") -> Iterator[IO[Any]]:
     """Opens a temporary file beside `path` that takes its name only when the block ends without an error.
 
     Raises:
+      UsageError: `path` is a folder.
       RunError: the disk is full or the folder cannot be written to; `path` is then as it was before.
     """
     path, temporary = Path(path), None
+    if path.is_dir():
+        raise UsageError("is a folder", where=str(path), do="Name a file.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")

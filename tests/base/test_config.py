@@ -52,6 +52,7 @@ def test_a_built_configuration_comes_back_from_its_json_as_it_was(rate, steps, s
 @pytest.mark.parametrize(
     ("values", "words"),
     [
+        ({**PLAIN, 3: 3}, ["config: unknown field '3'"]),
         ({**PLAIN, "stps": 3}, ["config: unknown field 'stps'", "'steps'"]),
         ({"inner": {"rate": 0.1, "rte": 1}, "steps": 3}, ["config.inner: unknown field 'rte'", "'rate'"]),
         ({"inner": {"rate": 0.1}}, ["'steps' is missing"]),
@@ -131,6 +132,8 @@ def test_a_file_is_evaluated_with_its_argument(tmp_path):
     assert load_file(f"{path}:7")["steps"] == 7
     (tmp_path / "file.json").write_text(json.dumps(PLAIN))
     assert load_file(str(tmp_path / "file.json")) == PLAIN
+    (tmp_path / "file.json").write_text(json.dumps({"config": PLAIN, "identity": {"corpus": "c"}}))
+    assert load_file(str(tmp_path / "file.json")) == PLAIN  # what a run folder records
 
 
 @pytest.mark.parametrize(
@@ -143,13 +146,17 @@ def test_a_file_is_evaluated_with_its_argument(tmp_path):
         ("a.py", "def get_config(arg):\n    return {}[arg]\n", "a.py:2: KeyError"),
         ("a.py", "def get_config(arg):\n    return None\n", "mapping, not None"),
         ("a.json", "{", "not JSON"),
+        ("a.py", "import sys\nsys.exit(3)\n", "a.py:2: SystemExit: 3"),
+        ("a.py", "x = '\0'\n", "null bytes"),
         ("a.json", "[]", "mapping, not"),
+        ("a.json", b'{"a": "\xff"}', "not JSON"),
+        ("a.json", '{"config": [], "identity": {}}', "mapping, not"),
         ("a.txt", "x", r"\.py or \.json"),
     ],
 )
 def test_a_bad_file_is_one_line(tmp_path, name, text, words):
     if text is not None:
-        (tmp_path / name).write_text(text)
+        (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(UsageError, match=words) as caught:
         load_file(str(tmp_path / name))
     assert "\n" not in str(caught.value)

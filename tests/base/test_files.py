@@ -55,6 +55,11 @@ def test_a_place_that_cannot_be_written_to_is_one_line(tmp_path):
         write_text(tmp_path / "file" / "under.txt", "y")
 
 
+def test_a_folder_in_the_files_place_is_refused_before_any_work(tmp_path):
+    with pytest.raises(UsageError, match="is a folder"), atomic(tmp_path):
+        pytest.fail("the block must not begin")
+
+
 def test_nan_is_refused_and_nothing_is_written(tmp_path):
     with pytest.raises(ValueError, match="JSON"):
         write_json(tmp_path / "a.json", {"a": float("nan")})
