@@ -9,6 +9,7 @@ from lm.scaling.solve import Array, Problem, Solution
 GRADIENT_LIMIT = 1e-6
 AGREEMENT = 1e-6
 SECOND_SOLVER_STARTS = 3
+ROUNDING = 1e-12  # of a log loss: where no residual is larger, the pulls are rounding and so is a share of them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,8 +54,9 @@ def certify(problem: Problem, solution: Solution, best: int, starts: Array) -> C
     absolute = problem.objective.delta == 0
     solver, other = _second(problem, theta, starts, np.array([name in on_bound for name in problem.law.parameters]))
     gap = (other - value) / max(value, 1e-12)
-    subgradient = _subgradient(problem, theta, residual) if absolute else None
-    gradient = float(solution.gradient[best])
+    exact = bool(np.abs(residual).max() <= ROUNDING)
+    subgradient = (0.0 if exact else _subgradient(problem, theta, residual)) if absolute else None
+    gradient = 0.0 if exact else float(solution.gradient[best])
     failures = []
     if subgradient is not None and subgradient > 1 + 1e-4:
         failures.append(f"no subgradient vanishes (multiplier {subgradient:.3g} > 1)")
@@ -110,6 +112,8 @@ def _second(problem: Problem, theta: Array, starts: Array, on_bound: Array) -> t
         slope = np.clip(residual, -delta, delta)
         return float(problem.objective.value(residual)) * scale, -(jacobian[0] @ slope)[free] * scale
 
+    if not free.any():
+        return "scipy BFGS", fun(theta[free])[0] / scale
     order = np.argsort(problem.value(starts))[:SECOND_SOLVER_STARTS]
     ended = [
         minimize(fun, starts[k][free], jac=True, method="BFGS", options={"gtol": 1e-8, "maxiter": 500}).fun

@@ -17,6 +17,7 @@ from lm.scaling.join import join
 from lm.scaling.plan import predict as predict_loss
 from lm.scaling.result import FitResult
 
+FEWEST_RESAMPLES = 20
 OWN_ROLES = ("fit", "repeat")
 
 
@@ -25,6 +26,12 @@ def fit(args: argparse.Namespace) -> None:
     if args.out is not None and Path(args.out).is_dir():
         raise UsageError("is a folder", where=args.out, do="Give --out a file name.")
     table = read.read_table(args.table)
+    if 0 < args.bootstrap < FEWEST_RESAMPLES:
+        raise UsageError(
+            f"{args.bootstrap} resamples give no interval",
+            where="--bootstrap",
+            do=f"Give 0 (no intervals) or at least {FEWEST_RESAMPLES}.",
+        )
     columns, where = _own_columns(args, [str(name) for name in table.columns])
     result = fit_table(
         table,

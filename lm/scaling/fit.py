@@ -69,10 +69,11 @@ def fit_table(
         if not 0 < budget < math.inf:
             raise UsageError(f"a budget of {budget:g} FLOP", where="--budget", do="Give a positive number.")
     asked = tuple(budgets) or (float(found.c.max()), 10 * float(found.c.max()))
+    other_laws = [law_named(name, "--others") for name in others]
     result = _fit(found, law_named(law), objective_named(objective), dict(pins or {}), spec, interval, asked)
     curves = isoflop.analyse(found, seed=seed)
     beside = [
-        _fit(found, law_named(name), objective_named(objective), {}, spec, interval, asked).to_json() for name in others
+        _fit(found, other, objective_named(objective), {}, spec, interval, asked).to_json() for other in other_laws
     ]
     for other in beside:
         for shared in ("isoflop", "others", "bootstrap_samples", "provenance"):
@@ -114,7 +115,15 @@ def prepare(
             raise UsageError(f"{law.name} has no parameter '{name}'", where="--pin", do=nearest(name, law.parameters))
         if not 0 < value < math.inf:
             raise UsageError(f"{name}={value:g} is not positive", where="--pin")
+        if name in law.constants and value >= found.loss.min():
+            raise UsageError(
+                f"{name}={value:g} is not below the smallest loss ({found.loss.min():.6g}), which it is the floor of",
+                where="--pin",
+                do="Pin a smaller value.",
+            )
     free = np.array([name not in pins for name in law.parameters])
+    if not free.any():
+        raise UsageError("all parameters are pinned: nothing is left to fit", where="--pin", do="Leave one free.")
     if len(found) <= free.sum():
         raise UsageError(
             f"{len(found)} points for {free.sum()} parameters of '{law.name}'",
@@ -284,7 +293,8 @@ def _fit_warnings(found: read.Points, absent: Sequence[str], lost: float, kind: 
         for name in absent
     ]
     if lost > 0.01:
-        warnings.append(f"{lost:.1%} of the resamples did not converge: the intervals are not to be trusted")
+        verdict = ": the intervals are not to be trusted" if lost > 0.05 else ""
+        warnings.append(f"{lost:.1%} of the resamples did not converge{verdict}")
     if len(found) < MANY_POINTS:
         warnings.append(f"{len(found)} points: {COVERAGE_OF_FEW[kind]}")
     if np.unique(np.round(np.log(found.c), 2)).size == 1:

@@ -217,8 +217,8 @@ LAWS: tuple[Law, ...] = (
 )
 
 
-def law_named(name: str) -> Law:
-    """The law of that name.
+def law_named(name: str, where: str = "--law") -> Law:
+    """The law of that name; a refusal says that it was asked for `where`.
 
     Raises:
       UsageError: no such law; the nearest is named.
@@ -226,4 +226,4 @@ def law_named(name: str) -> Law:
     for law in LAWS:
         if law.name == name:
             return law
-    raise UsageError(f"there is no law '{name}'", where="--law", do=nearest(name, [law.name for law in LAWS]))
+    raise UsageError(f"there is no law '{name}'", where=where, do=nearest(name, [law.name for law in LAWS]))

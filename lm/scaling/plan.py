@@ -10,6 +10,7 @@ from lm.scaling.result import FitResult
 
 LEVEL = 0.95
 NOISE_GRID = 400
+CARRIED_OVER = ("THE FIT", "E not", "of the resamples")  # a fit's warnings that bear on what it predicts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,9 +47,10 @@ def predict(result: FitResult, n: float, d: float) -> Prediction:
     """Predicts one run.
 
     Raises:
-      UsageError: `n` or `d` is not a positive number, or the fit has no bootstrap to make intervals from.
+      UsageError: `n`, `d` or their FLOP is not a positive number, or the fit has no bootstrap to make intervals from.
     """
-    for name, value in (("n", n), ("d", d)):
+    c = float(result.provenance["flops_per_nd"]) * n * d
+    for name, value in (("n", n), ("d", d), ("c", c)):
         if not 0 < value < np.inf:
             raise UsageError(f"{name}={value:g} is not a positive number", where="predict")
     if not result.bootstrap_samples:
@@ -56,7 +58,6 @@ def predict(result: FitResult, n: float, d: float) -> Prediction:
     from scipy.special import stdtrit
 
     law = law_named(result.law)
-    c = float(result.provenance["flops_per_nd"]) * n * d
     at = {"n": np.array([n]), "d": np.array([d]), "c": np.array([c])}
     mean = float(law.predict(np.array(list(result.parameters.values())), at)[0])
     log_means = np.log(law.predict(result.samples, at)[:, 0])
@@ -71,8 +72,7 @@ def predict(result: FitResult, n: float, d: float) -> Prediction:
         for name, ratio in (("n", reach.n), ("d", reach.d), ("c", reach.c))
         if ratio > 1
     ]
-    if any(warning.startswith(("THE FIT", "E not")) for warning in result.warnings):
-        warnings = [warning for warning in result.warnings if warning.startswith(("THE FIT", "E not"))] + warnings
+    warnings = [warning for warning in result.warnings if any(words in warning for words in CARRIED_OVER)] + warnings
     return Prediction(
         float(n), float(d), mean, (float(low), float(high)), (float(far_low), float(far_high)), reach, tuple(warnings)
     )

@@ -117,7 +117,7 @@ def select(table: "pandas.DataFrame", where: str | None) -> "pandas.DataFrame":
         ) from error
     if np.shape(mask) != (len(table),) or not pandas.api.types.is_bool_dtype(mask):
         raise UsageError(f"'{where}' is not true or false for each row", where="--where", do="Compare: 'n > 1e7'.")
-    chosen = table[mask]
+    chosen = table.loc[mask]
     if len(chosen) == 0:
         raise UsageError(f"no row of {len(table)} satisfies '{where}'", where="--where")
     return chosen
@@ -282,10 +282,10 @@ def _warnings(values: dict[str, Array], loss: Array, table: "pandas.DataFrame") 
     if "decayed" in table and (hot := optional(table, "decayed") < 1).any():
         found.append(f"learning rate not decayed: {rows(hot, table)}; such points are not end points of a law")
     if {"tokens", "tokens_unique"} <= set(table.columns):
-        repeated = int((optional(table, "tokens") > optional(table, "tokens_unique")).sum())
-        if repeated:
+        again = int((optional(table, "tokens") > optional(table, "tokens_unique")).sum())
+        if again:
             found.append(
-                f"{repeated} row{'s pass' if repeated > 1 else ' passes'} over the training text more than once "
+                f"{again} row{'s pass' if again > 1 else ' passes'} over the training text more than once "
                 "(tokens > tokens_unique): the law has no term for repetition"
             )
     ratio = values["c"] / (values["n"] * values["d"])

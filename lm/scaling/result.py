@@ -11,6 +11,7 @@ import numpy as np
 from lm.base import files
 from lm.base.config import nearest
 from lm.base.errors import UsageError
+from lm.scaling.laws import law_named
 
 Array = np.ndarray
 
@@ -49,16 +50,26 @@ class FitResult:
         """The inverse of `to_json`.
 
         Raises:
-          UsageError: a field is missing or unknown.
+          UsageError: a field is missing or unknown, or parameters or bootstrap samples are not those of the law.
         """
-        known = {field.name for field in dataclasses.fields(cls)}
+        known, do = {field.name for field in dataclasses.fields(cls)}, "Write it with `lm fit`."
         for name in value:
             if name not in known:
                 raise UsageError(f"unknown field '{name}'", where="fit", do=nearest(name, known))
         absent = sorted(known - set(value))
         if absent:
-            raise UsageError(f"the field '{absent[0]}' is missing", where="fit", do="Write it with `lm fit`.")
-        return cls(**value)
+            raise UsageError(f"the field '{absent[0]}' is missing", where="fit", do=do)
+        try:
+            names = law_named(str(value["law"]), "fit").parameters
+            parameters = {name: float(value["parameters"][name]) for name in names}
+            samples = np.asarray(value["bootstrap_samples"], np.float64)
+        except (TypeError, ValueError, LookupError) as error:
+            raise UsageError("parameters or bootstrap samples are damaged", where="fit", do=do) from error
+        if len(value["parameters"]) != len(names) or (samples.size and samples.shape[1:] != (len(names),)):
+            raise UsageError(
+                f"not all is of the parameters of '{value['law']}': {', '.join(names)}", where="fit", do=do
+            )
+        return cls(**{**value, "parameters": parameters})
 
     def save(self, path: Path | str) -> None:
         """Writes `fit.json`, whole or not at all."""

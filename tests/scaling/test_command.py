@@ -53,6 +53,8 @@ def test_own_table_needs_no_flags_and_keeps_the_holdout_out(tmp_path, capsys):
     (["{runs}", "--n", "n", "--d", "d", "--cluster", "run"], "no column 'run'"),
     (["{runs}", "--n", "n", "--d", "d", "--where", "n >"], "does not evaluate"),
     (["{runs}", "--n", "n", "--d", "d", "--bootstrap", "-1"], "resamples"),
+    (["{runs}", "--n", "n", "--d", "d", "--bootstrap", "1"], "at least 20"),
+    (["{runs}", "--n", "n", "--d", "d", "--others", "kaplan_n,zz"], "--others: there is no law 'zz'"),
     (["{runs}", "--n", "n", "--d", "d", "--budget", "-1"], "budget"),
     (["{runs}", "--n", "n", "--d", "d", "--seed", "-1"], "seed"),
     (["{runs}", "--n", "n", "--d", "d", "--out", "{folder}"], "is a folder"),

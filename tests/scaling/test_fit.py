@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from lm.base.errors import UsageError
-from lm.scaling import coverage
+from lm.scaling import coverage, read
 from lm.scaling.bootstrap import Interval, Resampling
 from lm.scaling.describe import describe
-from lm.scaling.fit import FitResult, fit_table
+from lm.scaling.fit import FitResult, _fit_warnings, fit_table
 from tests.scaling import planted
 
 
@@ -116,7 +116,7 @@ def test_e_that_is_not_in_the_data_is_said_so():
     assert result.certificate["on_bound"] == ["E"]
     assert any("E not identified" in warning for warning in fit(rows, bootstrap=0).warnings)
     assert not any(warning.startswith("E not identified") for warning in fit(planted.table()).warnings)
-    assert not any("E not identified" in warning for warning in fit(rows, pins={"E": 1.0}).warnings)
+    assert not any("E not identified" in warning for warning in fit(rows, pins={"E": 0.5}).warnings)
 
 
 def test_a_design_that_cannot_tell_the_exponents_apart_is_refused():
@@ -136,7 +136,10 @@ def test_too_few_points_are_refused():
         fit(planted.table().iloc[[0, 13, 37, 58, 91]])
 
 
-@pytest.mark.parametrize("pins", [{"Z": 1.0}, {"E": -1.0}, {"E": np.nan}])
+ALL_PINNED = dict(zip(("E", "A", "B", "alpha", "beta"), planted.PARAMETERS, strict=True))
+
+
+@pytest.mark.parametrize("pins", [{"Z": 1.0}, {"E": -1.0}, {"E": np.nan}, {"E": 100.0}, ALL_PINNED])
 def test_bad_pins_are_refused(pins):
     with pytest.raises(UsageError, match="--pin"):
         fit(planted.table(), pins=pins)
@@ -178,6 +181,33 @@ def test_a_failed_certificate_is_said_first(monkeypatch):
     result = fit(planted.table().assign(steps=10), bootstrap=0)
     assert not result.certificate["passed"]
     assert result.warnings[0].startswith("THE FIT IS NOT CERTIFIED")
+
+
+def test_an_exact_law_is_certified_and_found():
+    for objective in ("huber_log", "log_least_squares", "log_absolute"):
+        result = fit(planted.table(noise=0.0), objective=objective, bootstrap=0)
+        assert result.certificate["passed"], result.warnings
+        np.testing.assert_allclose(list(result.parameters.values()), planted.PARAMETERS, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("lost", "distrusted"), [(0.011, False), (0.049, False), (0.051, True)])
+def test_lost_resamples_are_counted_and_only_many_are_distrusted(lost, distrusted):
+    found = read.points(planted.table(), read.Columns("n", "d", None, "loss"))
+    (warning,) = _fit_warnings(found, [], lost, Resampling.POINT)
+    assert f"{lost:.1%} of the resamples did not converge" in warning
+    assert ("not to be trusted" in warning) == distrusted
+
+
+@pytest.mark.parametrize("damage", [
+    {"law": "kaplan_n"}, {"law": "hofmann"}, {"law": None}, {"parameters": {"E": 1.8}}, {"parameters": {}},
+    {"parameters": None}, {"bootstrap_samples": [[1.0, 2.0]]}, {"bootstrap_samples": [1.0]}, {"bootstrap_samples": "x"},
+])  # fmt: skip
+def test_a_fit_whose_parameters_are_not_the_laws_is_refused(damage):
+    value = fit(planted.table(coverage.grid(5, 4)), bootstrap=20).to_json()
+    with pytest.raises(UsageError, match="fit: "):
+        FitResult.from_json(value | damage)
+    sorted_value = value | {"parameters": dict(sorted(value["parameters"].items()))}
+    assert list(FitResult.from_json(sorted_value).parameters) == ["E", "A", "B", "alpha", "beta"]
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"law": "hoffmann"}'])

@@ -61,10 +61,18 @@ def test_prediction_intervals_hold_new_runs():
     assert 0.93 <= held / 40 <= 0.99
 
 
-@pytest.mark.parametrize(("n", "d"), [(0, 1e9), (-1e9, 1e9), (1e9, np.inf), (np.nan, 1e9)])
+@pytest.mark.parametrize(
+    ("n", "d"), [(0, 1e9), (-1e9, 1e9), (1e9, np.inf), (np.nan, 1e9), (1e-300, 1e-300), (1e200, 1e200)]
+)
 def test_impossible_sizes_are_refused(n, d):
     with pytest.raises(UsageError, match="positive"):
         predict(fit(planted.table()), n, d)
+
+
+def test_what_the_fit_said_of_its_resamples_is_said_again():
+    said = "3.0% of the resamples did not converge"
+    result = dataclasses.replace(fit(planted.table()), warnings=[said, "under 1,000 optimizer steps: row 3"])
+    assert predict(result, 1e9, 2e10).warnings == (said,)
 
 
 def test_a_fit_without_bootstrap_cannot_give_intervals():
