@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.overrides = overrides
     try:
         if overrides and not hasattr(args, "config"):
-            raise UsageError("--config.leaf=value has nothing to override", where=f"lm {args.command}")
+            raise UsageError("--config.leaf=value has nothing to override")
         args.run(args)
     except LmError as error:
         print(f"lm {args.command}: {error}", file=sys.stderr)
@@ -138,8 +138,9 @@ def _report(parser: argparse.ArgumentParser) -> Runner:
 def _fit(parser: argparse.ArgumentParser) -> Runner:
     """Fits a law with intervals, a certificate and IsoFLOP optima to a run table or anybody's CSV, JSONL or Parquet."""
     parser.add_argument("table", metavar="FILE", help="CSV, TSV, JSONL or Parquet")
-    for flag, meaning in (("n", "parameters"), ("d", "tokens"), ("c", "FLOP"), ("loss", "loss, nats/token")):
+    for flag, meaning in (("n", "parameters"), ("d", "tokens"), ("c", "FLOP")):
         parser.add_argument(f"--{flag}", metavar="COL", help=f"column of {meaning}; two of n, d and c do (c = 6 n d)")
+    parser.add_argument("--loss", metavar="COL", help="column of loss, nats/token")
     parser.add_argument("--where", metavar="EXPR", help="rows to use, a pandas query")
     parser.add_argument("--law", default="hoffmann", help="law to fit (default hoffmann)")
     parser.add_argument("--others", metavar="LAW,LAW", default="", help="laws to fit beside it")
@@ -152,7 +153,9 @@ def _fit(parser: argparse.ArgumentParser) -> Runner:
     parser.add_argument("--cluster", metavar="COL", help="resample whole clusters of rows, not rows")
     parser.add_argument("--resampling", choices=["point", "residual"], help="what is drawn (default point)")
     parser.add_argument("--interval", choices=["percentile", "bca"], default="percentile")
-    parser.add_argument("--bootstrap", metavar="K", type=int, default=1000, help="resamples (default 1000)")
+    parser.add_argument(
+        "--bootstrap", metavar="K", type=int, default=1000, help="resamples (default 1000): 0 or at least 20"
+    )
     parser.add_argument("--seed", metavar="S", type=int, default=0)
     parser.add_argument("--budget", metavar="FLOP", type=float, action="append", default=[], help="give optima for it")
     parser.add_argument("--out", metavar="FILE", help="where fit.json goes")
@@ -256,7 +259,7 @@ COMMANDS: dict[str, tuple[Callable[[argparse.ArgumentParser], Runner], str]] = {
     "tokenize": (_tokenize, "lm tokenize 'books/*.jsonl.xz' --out tokens --train-bpe 4096"),
     "train": (_train, "lm train --config configs/tiny.py --workdir runs/tiny --config.optimizer.peak_lr=3e-3"),
     "sweep": (_sweep, "lm sweep configs/ladders/quick.py --workdir runs --dry-run"),
-    "table": (_table, "lm table sweeps/quick --out table.csv"),
+    "table": (_table, "lm table runs/quick --out table.csv"),
     "fit": (_fit, "lm fit runs.csv --n params --d tokens --loss loss --out fit.json"),
     "predict": (_predict, "lm predict --fit fit.json --n 1e9 --d 2e10"),
     "report": (_report, "lm report runs/quick --format svg"),

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,9 @@ import pandas as pd
 from lm.base.errors import UsageError
 from lm.scaling.fit import FitResult
 
+_HELD_OUT = (
+    "n", "d", "c", "predicted", "mean_interval", "prediction_interval", "measured", "error_percent", "inside",
+)  # fmt: skip
 _DO = "Finish the sweep first: lm sweep LADDER.py --workdir DIR."
 
 
@@ -78,8 +81,8 @@ def read_sweep(folder: Path | str) -> FinishedSweep:
         columns=columns,
         curves=tuple(curve for _, curve in read if curve is not None),
         without_curve=tuple(cell for cell, curve in read if curve is None),
-        holdout=_read_json(folder / "holdout.json"),
-        tune=_read_json(folder / "tune.json"),
+        holdout=_read_json(folder / "holdout.json", _HELD_OUT),
+        tune=_read_json(folder / "tune.json", ("rows", "rule")),
         ladder=_read_json(folder / "ladder.json"),
     )
 
@@ -108,7 +111,7 @@ def _read_fit(path: Path) -> FitResult:
         raise UsageError(error.what, where=str(path), do=error.do) from error
 
 
-def _read_json(path: Path) -> dict[str, Any] | None:
+def _read_json(path: Path, needed: Sequence[str] = ()) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
@@ -117,6 +120,9 @@ def _read_json(path: Path) -> dict[str, Any] | None:
         raise UsageError(f"not JSON: {error}", where=str(path), do="Delete it and run the sweep again.") from error
     if not isinstance(value, dict):
         raise UsageError("not a JSON object", where=str(path), do="Delete it and run the sweep again.")
+    absent = [name for name in needed if name not in value]
+    if absent:
+        raise UsageError(f"without {', '.join(absent)}", where=str(path), do="Delete it and run the sweep again.")
     return value
 
 

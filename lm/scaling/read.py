@@ -108,7 +108,7 @@ def select(table: "pandas.DataFrame", where: str | None) -> "pandas.DataFrame":
     if where is None:
         return table
     try:
-        mask = table.eval(where)
+        mask: Any = table.eval(where)
     except Exception as error:  # a query evaluates the user's text: anything can come out of it
         raise UsageError(
             f"'{where}' does not evaluate: {_one_line(error)}",

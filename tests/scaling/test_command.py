@@ -81,6 +81,11 @@ def test_neither_jax_nor_flax_nor_orbax_is_loaded(runs, tmp_path):
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=120)
 
 
+def test_what_has_nothing_to_override_is_said_once(runs, capsys):
+    assert main(["fit", str(runs), "--config.seed=1"]) == 2
+    assert capsys.readouterr().err.count("lm fit:") == 1
+
+
 def finished(folder, cell, **values):
     run = folder / cell
     run.mkdir(parents=True)

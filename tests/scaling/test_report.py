@@ -163,6 +163,8 @@ def test_a_cell_without_metrics_is_named(sweep_copy):
         (lambda folder: (folder / "fit.json").write_text("{"), "not JSON"),
         (lambda folder: (folder / "fit.json").write_text("{}"), "is missing"),
         (lambda folder: (folder / "holdout.json").write_text("[1"), "not JSON"),
+        (lambda folder: (folder / "holdout.json").write_text("{}"), "without n, d, c, predicted"),
+        (lambda folder: (folder / "tune.json").write_text("{}"), "without rows, rule"),
         (lambda folder: (folder / "tune.json").write_text("[1]"), "not a JSON object"),
     ],
 )
