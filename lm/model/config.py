@@ -56,7 +56,7 @@ class ModelConfig:
     """A decoder-only transformer.
 
     Raises:
-      UsageError: widths and heads that do not fit together.
+      UsageError: a number out of its range, or widths and heads that do not fit together.
     """
 
     vocab_size: int
@@ -88,6 +88,10 @@ class ModelConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{name} is {value}; it must be positive", where="config.model")
+        for name in ("norm_eps", "rope_base", "init_std"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise UsageError(f"{name} is {value}; it must be above 0", where="config.model")
         if self.d_head is None and self.d_model % self.n_head:
             raise UsageError(
                 f"n_head {self.n_head} does not divide d_model {self.d_model}",

@@ -69,8 +69,9 @@ class RunFolder:
         if not self.config.is_file():
             raise UsageError("this is not a run folder: it has no config.json", where=str(self.path))
         try:
-            recorded = json.loads(self.config.read_text())
-            return {"config": recorded["config"], "identity": recorded["identity"]}
+            recorded = json.loads(self.config.read_bytes())
+            # dict() refuses what is not a mapping.
+            return {name: dict(**recorded[name]) for name in ("config", "identity")}
         except (ValueError, KeyError, TypeError) as error:
             raise UsageError(f"not the record of a run ({error})", where=str(self.config)) from error
 

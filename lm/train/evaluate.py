@@ -33,7 +33,7 @@ def evaluate(
     """Scores a text file, folder or glob.
 
     Args:
-      window: tokens of context at most; None: the model's context length.
+      window: tokens of context at most; None: the model's context length. The whole text where that is shorter.
       stride: tokens scored by each further window; None: `window`, so that windows do not overlap.
       separator: splits .txt files into documents.
 
@@ -49,6 +49,8 @@ def evaluate(
                          where="--window")  # fmt: skip
     stream = _read(text, separator, run.tokenizer)
     starts = sliding_windows(len(stream.tokens), window, stride)
+    window = min(window, len(stream.tokens) - 1)  # a longer one would be computed, and held in memory, for nothing
+    stride = min(stride, window)
     rows = max(1, min(BATCH_TOKENS // window, len(starts)))
     mask = run.config.data.segment_mask
     scored = score_windows(log_prob_fn(run.config), run.params, stream, starts, window, rows, mask)

@@ -80,9 +80,14 @@ def test_what_an_interrupted_start_leaves_is_no_stranger(tmp_path):
         open_run(tmp_path, Config(), IDENTITY)
 
 
-def test_a_broken_record_is_one_line(tmp_path):
+@pytest.mark.parametrize(
+    "content",
+    [b'{"config": {', b"\xff", b"[]", b'{"config": [], "identity": {}}', b'{"config": {}, "identity": null}',
+     b'{"config": {}}'],
+)  # fmt: skip
+def test_a_broken_record_is_one_line(tmp_path, content):
     folder = open_run(tmp_path, Config(), IDENTITY)
-    folder.config.write_text('{"config": {')
+    folder.config.write_bytes(content)
     with pytest.raises(UsageError, match=r"config\.json"):
         open_run(tmp_path, Config(), IDENTITY)
 

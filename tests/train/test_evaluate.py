@@ -75,6 +75,20 @@ def test_each_token_is_scored_once_at_any_stride(run, capsys):
         assert indices == list(range(1, found["tokens"] + 1))
 
 
+def test_a_window_beyond_the_text_is_the_whole_text(run, capsys):
+    text = run / "text.txt"
+    text.write_text("abcabc abd ")
+    found = evaluated(capsys, "--checkpoint", run / "run", "--text", text, "--window", 10**12)
+    assert (found["window"], found["stride"], found["tokens"]) == (12, 12, 12)
+    whole = evaluated(capsys, "--checkpoint", run / "run", "--text", text, "--window", 12)
+    assert found == whole
+
+
+def test_the_record_of_a_run_is_a_config_file(run, capsys):
+    assert main(["count", "--config", str(run / "run" / "config.json"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [

@@ -11,6 +11,7 @@ import pytest
 
 import lm.train.loop as loop
 from lm.base.errors import RunError
+from lm.run import integrity
 from lm.train.restore import load_run
 from tests.train.tiny import before_step, corpus, rows, run_config, train_with
 
@@ -102,14 +103,24 @@ def test_where_rows_are_fetched_changes_no_train_row(tmp_path, unbroken, text):
     assert rows(run, "eval") == rows(unbroken, "eval")[-1:]
 
 
-def test_a_corrupt_checkpoint_is_passed_over_and_said(tmp_path, monkeypatch, capsys, unbroken, text):
-    run, config = tmp_path / "run", run_config(text, *OVERRIDES)
-    with pytest.raises(KilledError):
-        train_with(monkeypatch, "put_batch", before_step(13, kill), config, run)
-    largest = max((run / "checkpoints" / "10").rglob("*"), key=lambda path: path.stat().st_size * path.is_file())
+def flip_a_bit(checkpoint):
+    largest = max(checkpoint.rglob("*"), key=lambda path: path.stat().st_size * path.is_file())
     content = bytearray(largest.read_bytes())
     content[len(content) // 2] ^= 1
     largest.write_bytes(content)
+
+
+def empty_the_meta(checkpoint):
+    (checkpoint / "meta" / "metadata").write_text("{}")
+    integrity.seal(checkpoint)
+
+
+@pytest.mark.parametrize("damage", [flip_a_bit, empty_the_meta])
+def test_a_corrupt_checkpoint_is_passed_over_and_said(tmp_path, monkeypatch, capsys, unbroken, text, damage):
+    run, config = tmp_path / "run", run_config(text, *OVERRIDES)
+    with pytest.raises(KilledError):
+        train_with(monkeypatch, "put_batch", before_step(13, kill), config, run)
+    damage(run / "checkpoints" / "10")
     capsys.readouterr()
     loop.train(config, run)
     said = capsys.readouterr().err.splitlines()
