@@ -67,6 +67,9 @@ class TokenFile:
         if size != file.tokens * file.dtype.itemsize:
             raise RunError(f"{size} bytes where the sidecar says {file.tokens * file.dtype.itemsize}", where=str(path),
                            do=_DELETE)  # fmt: skip
+        if file.tokens and int(file.array().max()) >= file.vocab_size:
+            raise RunError(f"damaged: it holds {file.array().max()}, which is none of the {file.vocab_size} entries",
+                           where=str(path), do=_DELETE)  # fmt: skip
         return file
 
     @property

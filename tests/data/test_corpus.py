@@ -239,13 +239,15 @@ def test_a_folder_with_something_else_is_not_overwritten(poems: str, tmp_path: P
     assert describe(out) == before
 
 
-@pytest.mark.parametrize("damage", ["short", "gone", "sidecar", "field", "manifest"])
+@pytest.mark.parametrize("damage", ["short", "ids", "gone", "sidecar", "field", "manifest"])
 def test_damaged_files_are_one_clear_line(poems: str, tmp_path: Path, damage: str) -> None:
     out = tmp_path / "tokens"
     tokenize([poems], out)
     ids, sidecar = out / "train.bin", out / "train.json"
     if damage == "short":
         ids.write_bytes(ids.read_bytes()[:-3])
+    elif damage == "ids":  # of the right size, and none of the vocabulary's
+        ids.write_bytes(ids.read_bytes()[:-2] + b"\xff\xff")
     elif damage == "gone":
         ids.unlink()
     elif damage == "sidecar":
