@@ -50,8 +50,8 @@ def load_file(path_and_arg: str) -> dict[str, Any]:
             raise UsageError("a config file defines get_config(arg)", where=path_text, do="See configs/llama.py.")
         config = module.get_config(arg or None)
     except SyntaxError as error:
-        line = "it" if error.lineno is None else f"line {error.lineno}"
-        raise UsageError(f"{line} is not Python: {error.msg}", where=path_text) from error
+        place = "it" if error.lineno is None else f"line {error.lineno}"
+        raise UsageError(f"{place} is not Python: {error.msg}", where=path_text) from error
     except LmError:
         raise
     except (Exception, SystemExit) as error:  # whatever the user's own code raises
