@@ -105,10 +105,7 @@ def _read_table(path: Path) -> pd.DataFrame:
 def _read_fit(path: Path) -> FitResult:
     if not path.is_file():
         raise UsageError("the sweep has no fit", where=str(path), do=f"{_DO} Or run lm fit.")
-    try:
-        return FitResult.load(path)
-    except UsageError as error:
-        raise UsageError(error.what, where=str(path), do=error.do) from error
+    return FitResult.load(path)
 
 
 def _read_json(path: Path, needed: Sequence[str] = ()) -> dict[str, Any] | None:

@@ -52,9 +52,9 @@ def predict(result: FitResult, n: float, d: float) -> Prediction:
     c = float(result.provenance["flops_per_nd"]) * n * d
     for name, value in (("n", n), ("d", d), ("c", c)):
         if not 0 < value < np.inf:
-            raise UsageError(f"{name}={value:g} is not a positive number", where="predict")
+            raise UsageError(f"{name}={value:g} is not a positive number")
     if not result.bootstrap_samples:
-        raise UsageError("the fit has no bootstrap samples", where="predict", do="Fit with --bootstrap 1000.")
+        raise UsageError("the fit has no bootstrap samples", do="Fit with --bootstrap 1000.")
     from scipy.special import stdtrit
 
     law = law_named(result.law)

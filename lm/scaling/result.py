@@ -91,7 +91,10 @@ class FitResult:
             raise UsageError(f"is not JSON: {error}", where=str(path)) from error
         if not isinstance(value, dict):
             raise UsageError("is not a fit", where=str(path), do="Write one with `lm fit TABLE --out FILE`.")
-        return cls.from_json(value)
+        try:
+            return cls.from_json(value)
+        except UsageError as error:
+            raise UsageError(error.what, where=str(path), do=error.do) from error
 
     @property
     def samples(self) -> Array:

@@ -86,6 +86,14 @@ def test_what_has_nothing_to_override_is_said_once(runs, capsys):
     assert capsys.readouterr().err.count("lm fit:") == 1
 
 
+def test_predict_refuses_in_one_line_without_a_doubled_name(runs, tmp_path, capsys):
+    out = tmp_path / "fit.json"
+    assert main(["fit", str(runs), "--n", "n", "--d", "d", "--bootstrap", "20", "--out", str(out)]) == 0
+    capsys.readouterr()
+    assert main(["predict", "--fit", str(out), "--n", "1e-300", "--d", "1e-300"]) == 2
+    assert capsys.readouterr().err == "lm predict: c=0 is not a positive number\n"
+
+
 def finished(folder, cell, **values):
     run = folder / cell
     run.mkdir(parents=True)

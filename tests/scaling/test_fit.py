@@ -214,7 +214,7 @@ def test_a_fit_whose_parameters_are_not_the_laws_is_refused(damage):
 def test_files_that_are_no_fit_are_refused(tmp_path, text):
     path = tmp_path / "fit.json"
     path.write_text(text)
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match=str(path)):
         FitResult.load(path)
     with pytest.raises(UsageError, match="no such fit"):
         FitResult.load(tmp_path / "absent.json")
