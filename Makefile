@@ -7,6 +7,8 @@ PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 $(PYENV_PYTHONS
 	&& $$python -c 'import sys; print("%d.%02d" % sys.version_info[:2], sys.executable)'; done | sort -r | head -n 1 | cut -d' ' -f2-)
 VENV ?= .venv
 BIN = $(VENV)/bin
+# One worker a core on small machines; files stay whole, so that their fixtures are made once.
+PYTEST = $(BIN)/python -m pytest -n 2 --dist loadfile
 
 ifeq ($(strip $(PYTHON)),)
 $(error No Python 3.11, 3.12 or 3.13 found: install one, or say PYTHON=/path/to/python)
@@ -28,13 +30,13 @@ sweep: setup
 	$(BIN)/lm sweep configs/ladders/quick.py --workdir runs
 
 test: setup-test
-	$(BIN)/python -m pytest -m 'not full'
+	$(PYTEST) -m 'not full'
 
 test-fast: setup-test
-	$(BIN)/python -m pytest -m 'not slow and not full'
+	$(PYTEST) -m 'not slow and not full'
 
 test-all: setup-test
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 lint: setup-test
 	$(BIN)/ruff check .

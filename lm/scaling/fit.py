@@ -230,16 +230,17 @@ def quantities(law: Law, parameters: Array, budgets: Sequence[float], flops_per_
         for variable in ("n", "d")
     )
     found |= {"a": beta / (alpha + beta), "b": alpha / (alpha + beta)}
+    centred = law.to_inner(parameters, {})
     for budget in budgets:
-        n, d = law.allocate(parameters, budget, flops_per_nd)
-        centred = law.to_inner(parameters, {})
-        log_loss = _pointwise(law, centred, np.log(n), np.log(d))
-        found |= {
-            f"n@{budget:.6g}": n,
-            f"d@{budget:.6g}": d,
-            f"tokens_per_parameter@{budget:.6g}": d / n,
-            f"loss@{budget:.6g}": np.exp(log_loss),
-        }
+        # Where the data pin no exponent, the optimum runs away: an infinite value is then the answer, not a mistake.
+        with np.errstate(over="ignore", invalid="ignore"):
+            n, d = law.allocate(parameters, budget, flops_per_nd)
+            found |= {
+                f"n@{budget:.6g}": n,
+                f"d@{budget:.6g}": d,
+                f"tokens_per_parameter@{budget:.6g}": d / n,
+                f"loss@{budget:.6g}": np.exp(_pointwise(law, centred, np.log(n), np.log(d))),
+            }
     return found
 
 

@@ -1,7 +1,6 @@
 """A sweep, top to bottom: plan, tune, train the rest, gather the table, fit, predict the held-out run, report."""
 
 import dataclasses
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from lm.model.accounting import count_parameters
 from lm.parallel.peak import measured_matmul_flops
 from lm.run.folder import RunFolder
 from lm.run.lock import locked
+from lm.run.record import read_result
 from lm.scaling.describe import describe
 from lm.scaling.fit import FitResult, fit_table
 from lm.scaling.plan import predict
@@ -170,7 +170,7 @@ def _finished(folder: Path, cell: Planned) -> bool:
 
 
 def _result(folder: Path, cell: Planned) -> Row:
-    return json.loads(RunFolder(folder / cell.id).result.read_text())
+    return read_result(RunFolder(folder / cell.id))
 
 
 def _tune_rows(folder: Path, tune: Sequence[Planned]) -> list[Row]:

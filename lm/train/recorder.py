@@ -63,12 +63,12 @@ class Recorder:
         for step, device in self._pending:
             values = {name: float(value) for name, value in jax.device_get(device).items()}
             self.interval.append(values)
-            finite = all(math.isfinite(value) for value in values.values())
-            if self._is_due(step) or not finite:
+            wrong = {name: value for name, value in values.items() if not math.isfinite(value)}
+            if self._is_due(step) or wrong:
                 self._write(step)
-            if not finite:
+            if wrong:
                 raise RunError(
-                    f"loss {values['loss']} and gradient norm {values['grad_norm']} at step {step}",
+                    f"{', '.join(f'{name} is {value}' for name, value in wrong.items())} at step {step}",
                     where=str(self._metrics.path),
                     do="Lower peak_lr, raise warmup_steps or set clip_norm; checkpoints hold earlier steps.",
                 )

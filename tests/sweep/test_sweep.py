@@ -154,7 +154,7 @@ def test_a_failing_cell_is_named_and_the_others_finish(texts, tmp_path):
     del values["tune"]
     doomed = {"overrides": {"optimizer.peak_lr": 1e30, "optimizer.clip_norm": 0.0}, "tokens": 1280}
     values["cells"] = [doomed, *grid(SHAPES, LENGTHS[:3], per_parameter=False)]
-    with pytest.raises(RunError, match=r"1 of 7 cells failed: \w+ \(exit code 1.*loss (nan|inf)") as caught:
+    with pytest.raises(RunError, match=r"1 of 7 cells failed: \w+ \(exit code 1.* is (nan|inf)") as caught:
         sweep(build(Ladder, values), tmp_path)
     assert caught.value.exit_code == 1
     assert len(results(tmp_path)) == 6

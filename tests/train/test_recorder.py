@@ -73,7 +73,7 @@ def test_a_row_is_the_mean_since_the_row_before_and_an_interval_may_come_from_a_
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_number_that_is_not_finite_gets_its_row_and_ends_the_run(record, bad):
     make, _, folder = record
-    with pytest.raises(RunError, match=f"loss {bad} .* at step 5.*Lower peak_lr") as caught:
+    with pytest.raises(RunError, match=f"loss is {bad}.* at step 5.*Lower peak_lr") as caught:
         make(run_config("unused", "steps=8", "log_every=3"), [EXPECTED, 2.0, 4.0, 1.0, bad, 6.0, 5.0, 7.0])
     assert caught.value.exit_code == 1
     assert [(row["step"], row["loss"]) for row in rows(folder)][-1] == (5, str(bad))
