@@ -233,7 +233,7 @@ def quantities(law: Law, parameters: Array, budgets: Sequence[float], flops_per_
     centred = law.to_inner(parameters, {})
     for budget in budgets:
         # Where the data pin no exponent, the optimum runs away: an infinite value is then the answer, not a mistake.
-        with np.errstate(over="ignore", invalid="ignore"):
+        with np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore"):
             n, d = law.allocate(parameters, budget, flops_per_nd)
             found |= {
                 f"n@{budget:.6g}": n,
