@@ -25,9 +25,9 @@ _NOT_LIBRARY = frozenset(
 def read_documents(source: str, separator: str | None = None) -> Iterator[str]:
     """The documents of a source, in an order that depends on nothing but names and content.
 
-    A source is a .txt, .md, .jsonl, .jsonl.gz, .jsonl.xz (key "text") or .parquet (column "text") file, a folder or a glob
-    of them, or 'stdlib'. `separator` splits plain text into documents, and newline and tab may be spelled `\\n` and
-    `\\t` in it; without one a file is a document. Documents of white space alone are skipped.
+    A source is a .txt, .md, .jsonl, .jsonl.gz, .jsonl.xz (key "text") or .parquet (column "text") file, a folder or a
+    glob of them, or 'stdlib'. `separator` splits plain text into documents, and newline and tab may be spelled `\\n`
+    and `\\t` in it; without one a file is a document. Documents of white space alone are skipped.
 
     Raises:
       UsageError: nothing there, an unknown extension, or content that cannot be read, with file and line.
