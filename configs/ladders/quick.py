@@ -1,4 +1,4 @@
-"""The default ladder: a law from models of 10 to 190 thousand parameters, in minutes on two cores without accelerator.
+"""The default ladder: a law from models of 7 to 190 thousand parameters, in minutes on two cores without accelerator.
 
 Bytes of the standard library's source, two layers, windows of 64, 256 tokens a step. Four IsoFLOP budgets of five
 sizes each, about a factor 1.6 apart and centred on the sizes that pilot runs found best; a run of 2.5 times the largest
@@ -23,14 +23,14 @@ from lm.sweep.ladder import chain, isoflop, sizes
 
 LAYERS = 2
 BUDGETS = {  # training FLOP, every product counted (flops_matmul) -> total parameters aimed at
-    1e11: (10e3, 15e3, 26e3, 41e3, 58e3),
-    2e11: (10e3, 15e3, 26e3, 41e3, 68e3),
-    4e11: (15e3, 26e3, 41e3, 68e3, 115e3),
-    8e11: (26e3, 41e3, 68e3, 115e3, 191e3),
+    0.8e11: (7e3, 10e3, 15e3, 26e3, 41e3),
+    1.6e11: (10e3, 15e3, 26e3, 41e3, 68e3),
+    3.2e11: (15e3, 26e3, 41e3, 68e3, 115e3),
+    6.4e11: (26e3, 41e3, 68e3, 115e3, 191e3),
 }
-HELD_OUT = 2e12, 115e3
-REPEATED = 2e11, 41e3
-TUNED = (15e3, 26e3, 58e3)
+HELD_OUT = 1.6e12, 115e3
+REPEATED = 1.6e11, 41e3
+TUNED = (15e3, 26e3, 41e3)
 
 
 def shapes(parameters: tuple[float, ...], vocab_size: int) -> list[dict]:
