@@ -6,6 +6,7 @@ a temporary name and renamed when complete; the oldest is removed only after tha
 """
 
 import contextlib
+import copy
 import dataclasses
 import errno
 import logging
@@ -61,7 +62,9 @@ class Checkpoints:
         Raises:
           RunError: an earlier save failed, for instance on a full disk. The checkpoints before it are untouched.
         """
-        items = ocp.args.Composite(state=ocp.args.PyTreeSave(state), meta=ocp.args.JsonSave(dict(meta)))
+        # Orbax writes the meta later, from another thread: what the caller changes meanwhile must not reach it.
+        kept = ocp.args.JsonSave(copy.deepcopy(dict(meta)))
+        items = ocp.args.Composite(state=ocp.args.PyTreeSave(state), meta=kept)
         with self._told():
             if step not in self._manager.all_steps():
                 self._manager.save(step, args=items, force=True)
