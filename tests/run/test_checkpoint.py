@@ -1,3 +1,4 @@
+import contextlib
 import itertools
 import os
 import random
@@ -368,3 +369,15 @@ def test_two_processes_agree_on_the_checkpoint_and_each_gets_its_shard(tmp_path)
         ["found", "2", "4", "2.0"],
     ]
     assert sorted(child.name for child in path.iterdir()) == ["1", "2", "3", "3.corrupt"]
+
+
+def test_the_meta_is_the_one_at_the_call_whatever_its_owner_does_next(tmp_path):
+    state = {"params": {"w": jnp.ones(4)}}
+    with contextlib.closing(Checkpoints(tmp_path, 1)) as checkpoints:
+        rows = [1.0]
+        checkpoints.save(1, state, {"rows": rows})
+        rows.append(2.0)
+        checkpoints.wait()
+        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+        restored = checkpoints.restore_latest(shapes)
+    assert restored.meta == {"rows": [1.0]}
