@@ -5,7 +5,6 @@ import itertools
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from lm.base.progress import bar
-from lm.bench.interleave import Run, interleave
+from lm.bench.interleave import Run, interleave, timed
 from lm.bench.machine import Meter
 from lm.bench.peer import Peer
 from lm.bench.rows import Row, Unit
@@ -58,9 +57,9 @@ def _measure(file: TokenFile, draw: Draw, rounds: int, meter: Meter) -> tuple[li
     batches = Batches(file, draw.length, draw.batch, seed=0)
     steps, rows = itertools.count(), batches.iterate()
     ours: dict[str, Run] = {
-        "batches[step]": _timed(lambda: batches[next(steps)]),
-        "iterate": _timed(lambda: next(rows)),
-        "bare": _timed(_bare_indexing(file, draw)),
+        "batches[step]": timed(lambda: batches[next(steps)], 20),
+        "iterate": timed(lambda: next(rows), 20),
+        "bare": timed(_bare_indexing(file, draw), 20),
     }
     spec = {"path": str(file.path), "length": draw.length, "batch": draw.batch}
     peers = [
@@ -86,17 +85,6 @@ def _measure(file: TokenFile, draw: Draw, rounds: int, meter: Meter) -> tuple[li
         )
         for how in ("batches[step]", "iterate")
     ], taken.facts
-
-
-def _timed(once: Callable[[], Any]) -> Run:
-    def run(count: int) -> float:
-        begun = time.perf_counter()
-        for _ in range(count):
-            once()
-        return time.perf_counter() - begun
-
-    run(20)
-    return run
 
 
 def _bare_indexing(file: TokenFile, draw: Draw) -> Callable[[], np.ndarray]:

@@ -5,8 +5,7 @@ import functools
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from lm.base.progress import bar
-from lm.bench.interleave import Run, Taken, interleave
+from lm.bench.interleave import Run, Taken, interleave, timed
 from lm.bench.machine import Meter
 from lm.bench.peer import Peer
 from lm.bench.rows import Row, Unit
@@ -60,10 +59,10 @@ def bench_fit(rounds: int, meter: Meter, work: Work = Work()) -> tuple[list[Row]
 
     theta, objective = point()
     ours: dict[str, Run] = {
-        "point": _timed(point),
-        "bootstrap": _timed(lambda: bootstrap.draw(problem, theta, Bootstrap(work.resamples, Resampling.POINT, 0))),
-        "whole": _timed(lambda: fit_table(table, n="n", d="d", c=None, bootstrap=work.resamples)),
-        **{f"import {who}": _timed(functools.partial(_fresh, line)) for who, line in _IMPORTS.items()},
+        "point": timed(point),
+        "bootstrap": timed(lambda: bootstrap.draw(problem, theta, Bootstrap(work.resamples, Resampling.POINT, 0))),
+        "whole": timed(lambda: fit_table(table, n="n", d="d", c=None, bootstrap=work.resamples)),
+        **{f"import {who}": timed(functools.partial(_fresh, line)) for who, line in _IMPORTS.items()},
     }
     big_e, big_a, big_b, alpha, beta = HOFFMANN.to_natural(theta, centre)
     answer = [float(x) for x in (np.log(big_a), np.log(big_b), np.log(big_e), alpha, beta)]
@@ -108,16 +107,6 @@ def _rows(taken: Taken, work: Work, our_starts: int) -> list[Row]:
             {"NumPy, pandas, SciPy": taken.seconds["import SciPy"]},
             note="with the start of the interpreter; ours with all that the whole answer loads"),
     ]  # fmt: skip
-
-
-def _timed(once: Callable[[], Any]) -> Run:
-    def run(count: int) -> float:
-        begun = time.perf_counter()
-        for _ in range(count):
-            once()
-        return time.perf_counter() - begun
-
-    return run
 
 
 def _fresh(line: str) -> None:

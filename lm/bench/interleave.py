@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -78,3 +79,16 @@ def interleave(
                         taken.missing[name] = str(reason)
                         del taken.seconds[name], contestants[name]
     return taken
+
+
+def timed(once: Callable[[], Any], warm_up: int = 0) -> Run:
+    """A run that does `once` so many times and says how long it took; `warm_up` times are done, unmeasured, before."""
+
+    def run(count: int) -> float:
+        begun = time.perf_counter()
+        for _ in range(count):
+            once()
+        return time.perf_counter() - begun
+
+    run(warm_up)
+    return run
