@@ -127,8 +127,8 @@ def _report(parser: argparse.ArgumentParser) -> Runner:
     parser.add_argument("--format", choices=("png", "svg", "pdf"), default="png", help="of the files in DIR/figures")
 
     def run(args: argparse.Namespace) -> None:
-        from lm.scaling.report import write_report
-        from lm.scaling.style import Format
+        from lm.scaling.pages.report import write_report
+        from lm.scaling.pages.style import Format
 
         print(f"report: {write_report(args.folder, Format(args.format))}")
 

@@ -17,12 +17,16 @@ from lm.bench.interleave import Run, Taken, interleave, timed
 from lm.bench.machine import Meter
 from lm.bench.peer import Peer
 from lm.bench.rows import Row, Unit
-from lm.scaling import bootstrap, coverage, read
-from lm.scaling.bootstrap import Bootstrap, Resampling
-from lm.scaling.certificate import certify
-from lm.scaling.fit import fit_table, prepare
-from lm.scaling.laws import HOFFMANN
-from lm.scaling.solve import HUBER, Array, minimise
+from lm.scaling import read
+from lm.scaling.checks import coverage
+from lm.scaling.fit import fit_table
+from lm.scaling.fitting import bootstrap
+from lm.scaling.fitting.bootstrap import Bootstrap, Resampling
+from lm.scaling.fitting.certificate import certify
+from lm.scaling.fitting.objective import HUBER, Array
+from lm.scaling.fitting.prepare import prepare
+from lm.scaling.fitting.solve import minimise
+from lm.scaling.laws.power import HOFFMANN
 
 # Besiroglu et al. 2024 (arXiv:2404.10102), the refit of Hoffmann's data: E, A, B, alpha, beta.
 PARAMETERS = (1.8172, 482.01, 2085.43, 0.3478, 0.3658)

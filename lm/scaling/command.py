@@ -10,11 +10,11 @@ from pathlib import Path
 from lm.base import files
 from lm.base.errors import UsageError
 from lm.scaling import read
-from lm.scaling.bootstrap import Interval, Resampling
-from lm.scaling.describe import describe, describe_prediction
 from lm.scaling.fit import fit_table
+from lm.scaling.fitting.bootstrap import Interval, Resampling
 from lm.scaling.join import join
-from lm.scaling.plan import predict as predict_loss
+from lm.scaling.pages.describe import describe, describe_prediction
+from lm.scaling.planning.predict import predict as predict_loss
 from lm.scaling.result import FitResult
 
 FEWEST_RESAMPLES = 20

@@ -8,19 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lm.base.config import nearest
 from lm.base.errors import UsageError
-from lm.scaling import bootstrap, isoflop, read
-from lm.scaling.bootstrap import Bootstrap, Interval, Resampling
-from lm.scaling.certificate import Certificate, certify
-from lm.scaling.laws import HOFFMANN, Law, law_named
+from lm.scaling import read
+from lm.scaling.approaches import isoflop
+from lm.scaling.fitting import bootstrap
+from lm.scaling.fitting.bootstrap import Bootstrap, Interval, Resampling
+from lm.scaling.fitting.certificate import Certificate
+from lm.scaling.fitting.fitted import Fitted, fit_points
+from lm.scaling.fitting.objective import HUBER, Array, Objective, objective_named
+from lm.scaling.fitting.quantities import quantities
+from lm.scaling.laws import law_named
+from lm.scaling.laws.base import Law
+from lm.scaling.laws.power import HOFFMANN
 from lm.scaling.result import FitResult
-from lm.scaling.solve import HUBER, Array, Objective, Problem, minimise, objective_named
 
 if TYPE_CHECKING:
     import pandas
 
-COLLINEAR = 0.99
 KEPT_SAMPLES = 400
 MANY_POINTS = 100
 COVERAGE_OF_FEW = {  # measured by `coverage.measure` on planted laws of 15, 20 and 40 points
@@ -38,6 +42,7 @@ def fit_table(
     d: str | None = "tokens",
     c: str | None = "flops_matmul",
     loss: str = "loss",
+    u: str | None = None,
     where: str | None = None,
     law: str = HOFFMANN.name,
     objective: str = HUBER.name,
@@ -53,13 +58,14 @@ def fit_table(
 ) -> FitResult:
     """Fits a law to the rows of `table`, with IsoFLOP optima beside it and `others` fitted the same way.
 
-    Columns are named by `n` (parameters), `d` (tokens), `c` (FLOP; None: 6 n d) and `loss` (nats/token); `budgets` are
-    in FLOP (default: the largest fitted one and ten times it).
+    Columns are named by `n` (parameters), `d` (tokens), `c` (FLOP; None: 6 n d), `loss` (nats/token) and, for laws of
+    repeated data, `u` (distinct training tokens); `budgets` are in FLOP (default: the largest fitted one and ten times
+    it).
 
     Raises:
       UsageError: anything wrong with the table or the request.
     """
-    found = read.points(table, read.Columns(n, d, c, loss), where)
+    found = read.points(table, read.Columns(n, d, c, loss, u), where)
     clusters = None if cluster is None else read.cluster_codes(found.table, cluster)
     kind = resampling or (Resampling.POINT if clusters is None else Resampling.CLUSTER)
     if (kind is Resampling.CLUSTER) != (clusters is not None):
@@ -69,14 +75,14 @@ def fit_table(
         if not 0 < budget < math.inf:
             raise UsageError(f"a budget of {budget:g} FLOP", where="--budget", do="Give a positive number.")
     asked = tuple(budgets) or (float(found.c.max()), 10 * float(found.c.max()))
+    measure = objective_named(objective)
     other_laws = [law_named(name, "--others") for name in others]
-    result = _fit(found, law_named(law), objective_named(objective), dict(pins or {}), spec, interval, asked)
+    fitted = fit_points(found, law_named(law), measure, pins or {})
+    result = _summary(fitted, spec, interval, asked)
     curves = isoflop.analyse(found, seed=seed)
-    beside = [
-        _fit(found, other, objective_named(objective), {}, spec, interval, asked).to_json() for other in other_laws
-    ]
+    beside = [_summary(fit_points(found, other, measure, {}), spec, interval, asked).to_json() for other in other_laws]
     for other in beside:
-        for shared in ("isoflop", "others", "bootstrap_samples", "provenance"):
+        for shared in ("isoflop", "others", "checks", "bootstrap_samples", "provenance"):
             del other[shared]
     import pandas
     import scipy
@@ -86,7 +92,7 @@ def fit_table(
         "rows": len(table),
         "command": command,
         "where": where,
-        "columns": {"n": n, "d": d, "c": c, "loss": loss, "cluster": cluster},
+        "columns": {"n": n, "d": d, "c": c, "loss": loss, "u": u, "cluster": cluster},
         "conventions": list(found.conventions),
         "flops_per_nd": found.flops_per_nd,
         "pins": dict(pins or {}),
@@ -102,84 +108,20 @@ def fit_table(
     return dataclasses.replace(result, isoflop=curves, others=beside, provenance=provenance)
 
 
-def prepare(
-    found: read.Points, law: Law, objective: Objective, pins: Mapping[str, float]
-) -> tuple[Problem, dict[str, float], Array]:
-    """The centred problem, its centre, and starts [S, P] that hold the pinned values.
-
-    Raises:
-      UsageError: an unknown or impossible pin, too few points, or a design that cannot tell the exponents apart.
-    """
-    for name, value in pins.items():
-        if name not in law.parameters:
-            raise UsageError(f"{law.name} has no parameter '{name}'", where="--pin", do=nearest(name, law.parameters))
-        if not 0 < value < math.inf:
-            raise UsageError(f"{name}={value:g} is not positive", where="--pin")
-        if name in law.constants and value >= found.loss.min():
-            raise UsageError(
-                f"{name}={value:g} is not below the smallest loss ({found.loss.min():.6g}), which it is the floor of",
-                where="--pin",
-                do="Pin a smaller value.",
-            )
-    free = np.array([name not in pins for name in law.parameters])
-    if not free.any():
-        raise UsageError("all parameters are pinned: nothing is left to fit", where="--pin", do="Leave one free.")
-    if len(found) <= free.sum():
-        raise UsageError(
-            f"{len(found)} points for {free.sum()} parameters of '{law.name}'",
-            where="table",
-            do="Add runs, or fit a law with fewer parameters.",
-        )
-    _check_design(found, law)
-    raw = {"n": np.log(found.n), "d": np.log(found.d), "c": np.log(found.c)}
-    # A pinned coefficient is a number at N = 1: it stays fixed only where the logarithms are not centred.
-    coefficients = {term.coefficient for term in law.terms if term.powers}
-    centre = {name: 0.0 if coefficients & set(pins) else float(raw[name].mean()) for name in law.variables}
-    logs = {name: raw[name] - centre[name] for name in law.variables}
-    middle = {name: raw[name] - raw[name].mean() for name in law.variables}
-    starts = law.to_inner(
-        law.to_natural(law.starts(middle, found.loss), {name: float(raw[name].mean()) for name in law.variables}),
-        centre,
-    )
-    low, high = law.bounds(found.loss)
-    shift = 60.0 * max([0.0, *(raw[name].mean() - centre[name] for name in law.variables)])
-    for k, name in enumerate(law.parameters):
-        if name in coefficients:
-            low[k], high[k] = low[k] - shift, high[k] + shift
-        if name in pins:
-            starts[:, k] = np.log(pins[name]) if name in coefficients else pins[name]
-            low[k] = high[k] = starts[0, k]
-    return Problem(law, objective, logs, np.log(found.loss), low, high, free), centre, np.unique(starts, axis=0)
-
-
-def _fit(
-    found: read.Points,
-    law: Law,
-    objective: Objective,
-    pins: dict[str, float],
-    spec: Bootstrap,
-    kind: Interval,
-    budgets: Sequence[float],
-) -> FitResult:
-    problem, centre, starts = prepare(found, law, objective, pins)
-    solution = minimise(problem, starts, far=True)
-    best = int(solution.value.argmin())
-    theta = solution.theta[best]
-    proof = certify(problem, solution, best, starts)
-    estimate = law.to_natural(theta, centre)
+def _summary(fitted: Fitted, spec: Bootstrap, kind: Interval, budgets: Sequence[float]) -> FitResult:
+    found, law, problem, theta, proof = fitted.found, fitted.law, fitted.problem, fitted.theta, fitted.certificate
+    estimate, pins = fitted.estimate, fitted.pins
     per_nd = found.flops_per_nd
     values = {name: float(column) for name, column in quantities(law, estimate, budgets, per_nd).items()}
     samples, errors, intervals, lost = np.empty((0, len(theta))), dict.fromkeys(values), dict.fromkeys(values), 0.0
     if spec.resamples:
         drawn = bootstrap.draw(problem, theta, spec)
-        samples = law.to_natural(drawn.theta, centre)
+        samples = fitted.natural(drawn.theta)
         lost = 1 - float(np.mean(drawn.converged))
         columns = quantities(law, samples, budgets, per_nd)
         left_out = None
         if kind is Interval.BCA:
-            left_out = quantities(
-                law, law.to_natural(bootstrap.jackknife(problem, theta, spec), centre), budgets, per_nd
-            )
+            left_out = quantities(law, fitted.natural(bootstrap.jackknife(problem, theta, spec)), budgets, per_nd)
         for name, column in columns.items():
             errors[name] = _finite(np.std(column, ddof=1)) if spec.resamples > 1 else None
             intervals[name] = [
@@ -200,7 +142,7 @@ def _fit(
     return FitResult(
         law=law.name,
         formula=law.formula,
-        objective={"name": objective.name, "delta": _finite(objective.delta), "value": proof.objective},
+        objective=_named(problem.objective) | {"value": proof.objective},
         points=len(found),
         parameters={name: values[name] for name in law.parameters},
         standard_errors={name: errors[name] for name in law.parameters},
@@ -216,37 +158,9 @@ def _fit(
         },
         isoflop={},
         others=[],
+        checks={},
         bootstrap_samples=kept.tolist(),
     )
-
-
-def quantities(law: Law, parameters: Array, budgets: Sequence[float], flops_per_nd: float) -> dict[str, Array]:
-    """All that gets an interval: the parameters [..., P] by name and, by law, exponents and optima at `budgets`."""
-    found = {name: parameters[..., k] for k, name in enumerate(law.parameters)}
-    if not law.allocates:
-        return found
-    alpha, beta = (
-        found[next(term.powers[0][1] for term in law.terms if term.powers and term.powers[0][0] == variable)]
-        for variable in ("n", "d")
-    )
-    found |= {"a": beta / (alpha + beta), "b": alpha / (alpha + beta)}
-    centred = law.to_inner(parameters, {})
-    for budget in budgets:
-        # Where the data pin no exponent, the optimum runs away: an infinite value is then the answer, not a mistake.
-        with np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore"):
-            n, d = law.allocate(parameters, budget, flops_per_nd)
-            found |= {
-                f"n@{budget:.6g}": n,
-                f"d@{budget:.6g}": d,
-                f"tokens_per_parameter@{budget:.6g}": d / n,
-                f"loss@{budget:.6g}": np.exp(_pointwise(law, centred, np.log(n), np.log(d))),
-            }
-    return found
-
-
-def _pointwise(law: Law, theta: Array, log_n: Array, log_d: Array) -> Array:
-    """The log loss [...] where each parameter vector [..., P] has a point of its own."""
-    return law.log_loss(theta, {"n": log_n[..., None], "d": log_d[..., None]})[..., 0]
 
 
 def _derived(
@@ -266,26 +180,6 @@ def _derived(
         for budget in budgets
     ]
     return {"a": entry("a"), "b": entry("b"), "flops_per_nd": flops_per_nd, "optimum": optimum}
-
-
-def _check_design(found: read.Points, law: Law) -> None:
-    for variable in law.variables:
-        if np.ptp(np.log(getattr(found, variable))) < 1e-6:
-            raise UsageError(
-                f"every run has the same {variable}: its exponent is not in the data",
-                where="table",
-                do="Fit a law that does not use it.",
-            )
-    if not {"n", "d"} <= set(law.variables):
-        return
-    correlation = float(np.corrcoef(np.log(found.n), np.log(found.d))[0, 1])
-    if abs(correlation) > COLLINEAR:
-        design = "one compute budget" if correlation < 0 else "a fixed ratio of tokens to parameters"
-        raise UsageError(
-            f"log N and log D have correlation {correlation:.4f} ({design}): their exponents cannot be told apart",
-            where="table",
-            do="Add runs off that line, or fit one variable: --law saturating_n.",
-        )
 
 
 def _fit_warnings(found: read.Points, absent: Sequence[str], lost: float, kind: Resampling) -> list[str]:
@@ -325,5 +219,9 @@ def _finite(value: Any) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
+def _named(objective: Objective) -> dict[str, Any]:
+    return {"name": objective.name, "delta": _finite(objective.delta), "over": objective.over}
+
+
 def _plain(proof: Certificate) -> dict[str, Any]:
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in dataclasses.asdict(proof).items()}
+    return {name: list(part) if isinstance(part, tuple) else part for name, part in dataclasses.asdict(proof).items()}

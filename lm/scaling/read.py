@@ -25,13 +25,15 @@ MIN_STEPS = 1000
 class Columns:
     """Which column of a table holds what; of `n`, `d` and `c` one may be None and follows from c = 6 n d.
 
-    The defaults are the names of our own run table.
+    `u` (distinct training tokens) is only read by laws of repeated data. The defaults are the names of our own run
+    table.
     """
 
     n: str | None = "params_total"
     d: str | None = "tokens"
     c: str | None = "flops_matmul"
     loss: str = "loss"
+    u: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +51,19 @@ class Points:
     columns: Columns
     conventions: tuple[str, ...]
     warnings: tuple[str, ...]
+    u: Array | None = None
+
+    def variable(self, name: str) -> Array:
+        """What a law calls n, d, c or u: [points].
+
+        Raises:
+          UsageError: u, where no column of distinct tokens was given.
+        """
+        if name == "u" and self.u is None:
+            raise UsageError(
+                "the law needs the distinct training tokens", where="columns", do="Name them with --u COL."
+            )
+        return getattr(self, name)
 
     def __len__(self) -> int:
         return len(self.loss)
@@ -156,6 +171,15 @@ def points(table: "pandas.DataFrame", columns: Columns, where: str | None = None
         }[missing]()
         conventions.append(f"{missing}: from {CONVENTION}")
     _check_units(values, loss, chosen, columns)
+    u = None if columns.u is None else _numbers(chosen, columns.u, "--u")
+    if u is not None:
+        conventions.append(f"u: column '{columns.u}', distinct training tokens")
+        if (u > values["d"] * (1 + 1e-6)).any():
+            raise UsageError(
+                f"more distinct tokens than tokens in {rows(u > values['d'] * (1 + 1e-6), chosen)}",
+                where=f"column '{columns.u}'",
+                do="u counts each training token once: u <= d.",
+            )
     return Points(
         values["n"],
         values["d"],
@@ -165,6 +189,7 @@ def points(table: "pandas.DataFrame", columns: Columns, where: str | None = None
         columns,
         tuple(conventions),
         tuple(_warnings(values, loss, chosen)),
+        u,
     )
 
 

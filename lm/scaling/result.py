@@ -21,6 +21,7 @@ class FitResult:
     """Everything about one fit, in the shape of `fit.json`; every value is plain JSON.
 
     `derived` maps a name to {value, interval, unit}; `derived["optimum"]` is a list, one entry a budget.
+    `checks` holds what `lm.scaling.checks` found, by name.
     `bootstrap_samples` are up to 400 resampled parameter vectors, in the order of `parameters`.
     """
 
@@ -39,6 +40,7 @@ class FitResult:
     fitted_range: dict[str, list[float]]
     isoflop: dict[str, Any]
     others: list[dict[str, Any]]
+    checks: dict[str, Any]
     bootstrap_samples: list[list[float]]
 
     def to_json(self) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from typing import Any
 from lm.base.config import build, load_file, nearest, override, to_dict
 from lm.base.errors import UsageError
 from lm.model.accounting import Flops, count_parameters, step_flops
+from lm.scaling.fitting.objective import objective_named
 from lm.scaling.laws import law_named
-from lm.scaling.solve import objective_named
 from lm.scaling.table import NAMES
 from lm.train.config import RunConfig
 

@@ -18,10 +18,11 @@ from lm.parallel.peak import measured_matmul_flops
 from lm.run.folder import RunFolder
 from lm.run.lock import locked
 from lm.run.record import read_result
-from lm.scaling.describe import describe
-from lm.scaling.fit import FitResult, fit_table
-from lm.scaling.plan import predict
-from lm.scaling.report import write_report
+from lm.scaling.fit import fit_table
+from lm.scaling.pages.describe import describe
+from lm.scaling.pages.report import write_report
+from lm.scaling.planning.predict import predict
+from lm.scaling.result import FitResult
 from lm.scaling.table import NAMES
 from lm.sweep.ladder import FITTED, Cell, Fit, Ladder, Role
 from lm.sweep.local import Local, slots

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from lm.scaling import coverage
+from lm.scaling.checks import coverage
 
 PARAMETERS = (1.8, 480.0, 2100.0, 0.35, 0.37)  # E, A, B, alpha, beta: near the published refit
 

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from lm.scaling.fit import fit_table
-from lm.scaling.plan import predict
+from lm.scaling.planning.predict import predict
 from lm.scaling.table import NAMES
 
 TRUTH = {"E": 1.05, "A": 18.3, "B": 29.5, "alpha": 0.34, "beta": 0.28}

@@ -12,10 +12,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
 from lm.base.errors import UsageError
-from lm.scaling import figures, style
-from lm.scaling.figures import FIGURES, NotDrawn
-from lm.scaling.finished import Curve, FinishedSweep, read_sweep
-from lm.scaling.style import Format
+from lm.scaling.pages import figures, style
+from lm.scaling.pages.figures import FIGURES, NotDrawn
+from lm.scaling.pages.finished import Curve, FinishedSweep, read_sweep
+from lm.scaling.pages.style import Format
 
 DRAW = {name: draw for name, _, draw in FIGURES}
 

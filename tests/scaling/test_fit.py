@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 
 from lm.base.errors import UsageError
-from lm.scaling import coverage, read
-from lm.scaling.bootstrap import Interval, Resampling
-from lm.scaling.describe import describe
-from lm.scaling.fit import FitResult, _fit_warnings, fit_table
+from lm.scaling import read
+from lm.scaling.checks import coverage
+from lm.scaling.fit import _fit_warnings, fit_table
+from lm.scaling.fitting.bootstrap import Interval, Resampling
+from lm.scaling.pages.describe import describe
+from lm.scaling.result import FitResult
 from tests.scaling import planted
 
 
@@ -38,7 +40,7 @@ def test_the_result_survives_json_and_a_file(tmp_path):
 def test_contract_fields_are_there():
     result = fit(planted.table(), seed=3, pins={"E": 1.8}, where="n > 1.5e7", command="lm fit runs.csv")
     value = result.to_json()
-    assert set(value["objective"]) == {"name", "delta", "value"}
+    assert set(value["objective"]) == {"name", "delta", "over", "value"}
     assert value["points"] == 90
     made = value["provenance"]
     assert made["seed"] == 3
@@ -175,7 +177,7 @@ def test_description_puts_warnings_first_and_names_the_objective():
 
 
 def test_a_failed_certificate_is_said_first(monkeypatch):
-    from lm.scaling import solve
+    from lm.scaling.fitting import solve
 
     monkeypatch.setattr(solve, "MAX_ITERATIONS", 1)
     result = fit(planted.table().assign(steps=10), bootstrap=0)

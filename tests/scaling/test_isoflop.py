@@ -2,7 +2,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lm.scaling import isoflop, read
+from lm.scaling import read
+from lm.scaling.approaches import isoflop
 
 COLUMNS = read.Columns("n", "d", "c", "loss")
 

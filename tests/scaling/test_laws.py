@@ -6,7 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lm.base.errors import UsageError
-from lm.scaling.laws import HOFFMANN, LAWS, Law, Term, law_named
+from lm.scaling.laws import LAWS, law_named
+from lm.scaling.laws.base import Law
+from lm.scaling.laws.power import HOFFMANN, PowerSum, Term
 
 LOGS = {"n": np.linspace(-2, 2, 7), "d": np.linspace(1, -1, 7) ** 3, "c": np.linspace(-4, 4, 7)}
 
@@ -66,7 +68,9 @@ def test_hoffmann_allocation_matches_the_paper():
 
 
 def test_a_new_law_is_one_value():
-    law = Law("joint", "E + A / (N^alpha D^beta)", (Term("E"), Term("A", (("n", "alpha"), ("d", "beta")))), "a test")
+    law = PowerSum(
+        "joint", "E + A / (N^alpha D^beta)", "a test", (Term("E"), Term("A", (("n", "alpha"), ("d", "beta"))))
+    )
     assert law.parameters == ("E", "A", "alpha", "beta")
     assert not law.allocates
     assert law.starts(LOGS, np.linspace(2, 3, 7)).shape[1] == 4

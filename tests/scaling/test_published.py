@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from lm.base.errors import UsageError
-from lm.scaling import isoflop, read
+from lm.scaling import read
+from lm.scaling.approaches import isoflop
 from lm.scaling.fit import fit_table
-from lm.scaling.plan import predict
+from lm.scaling.planning.predict import predict
 
 
 @pytest.fixture(scope="module")

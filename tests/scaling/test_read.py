@@ -3,7 +3,8 @@ import pandas as pd
 import pytest
 
 from lm.base.errors import UsageError
-from lm.scaling import isoflop, read
+from lm.scaling import read
+from lm.scaling.approaches import isoflop
 from tests.scaling import planted
 
 ND = read.Columns("n", "d", None, "loss")

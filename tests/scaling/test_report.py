@@ -8,11 +8,11 @@ import pytest
 
 from lm.base.errors import UsageError
 from lm.cli import main
-from lm.scaling import report
-from lm.scaling.figures import Drawn
-from lm.scaling.finished import read_sweep
-from lm.scaling.report import write_report
-from lm.scaling.style import Format
+from lm.scaling.pages import report
+from lm.scaling.pages.figures import Drawn
+from lm.scaling.pages.finished import read_sweep
+from lm.scaling.pages.report import write_report
+from lm.scaling.pages.style import Format
 from tests.scaling.browser import Page
 
 IMAGES = """Promise.all([...document.images].map(image => image.decode().then(() => [

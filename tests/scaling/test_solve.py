@@ -6,16 +6,18 @@ import pytest
 from scipy.optimize import minimize
 
 from lm.base.errors import UsageError
-from lm.scaling import fit, read
-from lm.scaling.certificate import certify
-from lm.scaling.laws import HOFFMANN
-from lm.scaling.solve import HUBER, Objective, Solution, minimise, objective_named
+from lm.scaling import read
+from lm.scaling.fitting.certificate import certify
+from lm.scaling.fitting.objective import HUBER, Objective, objective_named
+from lm.scaling.fitting.prepare import prepare
+from lm.scaling.fitting.solve import Solution, minimise
+from lm.scaling.laws.power import HOFFMANN
 from tests.scaling import planted
 
 
 def problem_of(rows, objective=HUBER, pins=None):
     found = read.points(rows, read.Columns("n", "d", None, "loss"))
-    return fit.prepare(found, HOFFMANN, objective, pins or {})
+    return prepare(found, HOFFMANN, objective, pins or {})
 
 
 @pytest.mark.parametrize("delta", [1e-4, 1e-3, 1e-2, math.inf, 0.0])

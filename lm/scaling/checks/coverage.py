@@ -5,11 +5,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from lm.scaling import bootstrap
-from lm.scaling.bootstrap import Bootstrap, Interval, Resampling
-from lm.scaling.fit import quantities
-from lm.scaling.laws import HOFFMANN, Law
-from lm.scaling.solve import HUBER, Array, Objective, Problem, minimise
+from lm.scaling.fitting import bootstrap
+from lm.scaling.fitting.bootstrap import Bootstrap, Interval, Resampling
+from lm.scaling.fitting.objective import HUBER, Array, Objective
+from lm.scaling.fitting.quantities import quantities
+from lm.scaling.fitting.solve import Problem, minimise
+from lm.scaling.laws.base import Law
+from lm.scaling.laws.power import HOFFMANN
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from lm.base.errors import UsageError
-from lm.scaling.fit import FitResult
+from lm.scaling.result import FitResult
 
 _HELD_OUT = (
     "n", "d", "c", "predicted", "mean_interval", "prediction_interval", "measured", "error_percent", "inside",

@@ -1,4 +1,4 @@
-"""Many fits at once: objectives on log residuals and a batched damped Newton solver for (starts x resamples).
+"""Many fits at once: a batched damped Newton solver for (starts x resamples).
 
 All float64 numpy, no Python loop over resamples. The objective is solved in units of its scale (residuals over delta):
 left at its size of 1e-3, the relative tolerances of common solvers stop it early.
@@ -9,9 +9,8 @@ import math
 
 import numpy as np
 
-from lm.base.config import nearest
-from lm.base.errors import UsageError
-from lm.scaling.laws import Law, Logs
+from lm.scaling.fitting.objective import Objective
+from lm.scaling.laws.base import Law, Logs
 
 Array = np.ndarray
 
@@ -25,76 +24,11 @@ STRAIGHT_ITERATIONS, BEND_PROBE = 20, 0.1
 
 
 @dataclasses.dataclass(frozen=True)
-class Objective:
-    """The sum over points of Huber(delta) of log(observed) - log(predicted).
-
-    delta = inf is least squares on the logarithm, delta = 0 least absolute deviations (solved as the limit of small
-    deltas). `value` is in the objective's own units: r^2 / 2 within delta, delta (|r| - delta / 2) beyond; |r| at 0.
-    """
-
-    name: str
-    delta: float
-
-    @property
-    def stages(self) -> tuple[float, ...]:
-        """The deltas that are solved one after the other, each from the answer of the one before."""
-        return (1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8) if self.delta == 0 else (self.delta,)
-
-    @property
-    def approach(self) -> tuple[float, ...]:
-        """Wider deltas to pass through on the way from a far start, where nearly all points lie beyond delta."""
-        return () if math.isinf(self.delta) else (100 * self.stages[0], 10 * self.stages[0])
-
-    @property
-    def scale(self) -> float:
-        """What the objective is multiplied by while it is solved: 1 / delta^2, or 1."""
-        return 1.0 if self.delta in (0, math.inf) else 1 / self.delta**2
-
-    def value(self, residuals: Array, weights: Array | None = None) -> Array:
-        """The objective [...] of log residuals [..., points], weighted by counts where given."""
-        size = np.abs(residuals)
-        if self.delta == 0:
-            rho = size
-        elif math.isinf(self.delta):
-            rho = 0.5 * size**2
-        else:
-            rho = np.where(size <= self.delta, 0.5 * size**2, self.delta * (size - 0.5 * self.delta))
-        return (rho if weights is None else rho * weights).sum(-1)
-
-
-HUBER = Objective("huber_log", 1e-3)
-OBJECTIVES: tuple[Objective, ...] = (HUBER, Objective("log_least_squares", math.inf), Objective("log_absolute", 0.0))
-
-
-def objective_named(name: str) -> Objective:
-    """`huber_log` (delta 1e-3), `huber_log:DELTA`, `log_least_squares` or `log_absolute`.
-
-    Raises:
-      UsageError: no such objective, or a delta that is not a positive number.
-    """
-    base, colon, delta = name.partition(":")
-    for objective in OBJECTIVES:
-        if objective.name == base and not colon:
-            return objective
-    if base != HUBER.name:
-        raise UsageError(
-            f"there is no objective '{name}'", where="--objective", do=nearest(base, [o.name for o in OBJECTIVES])
-        )
-    try:
-        value = float(delta)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise UsageError(f"'{delta}' is not a positive delta", where="--objective", do="Write huber_log:1e-3.")
-    return Objective(HUBER.name, value)
-
-
-@dataclasses.dataclass(frozen=True)
 class Problem:
     """What is fitted: a law at centred logarithms (each [points]) against log losses [points] or [R, points].
 
-    `weights` [R, points] are the counts of a resample (None: all ones); `free` [P] marks the parameters that move;
-    `low` and `high` [P] bound them.
+    `weights` [R, points] are the counts of a resample (None: all ones); `free` marks the parameters that move, `low`
+    and `high` bound them: each [P], or [R, P] where they differ from row to row.
     """
 
     law: Law
@@ -108,15 +42,30 @@ class Problem:
 
     def rows(self, chosen: Array | slice) -> "Problem":
         """The same problem for some of the resamples."""
+        varying = ("log_loss", "weights", "free", "low", "high")
+        values = {name: getattr(self, name) for name in varying}
         return dataclasses.replace(
-            self,
-            log_loss=self.log_loss[chosen] if self.log_loss.ndim == 2 else self.log_loss,
-            weights=None if self.weights is None else self.weights[chosen],
+            self, **{name: value[chosen] for name, value in values.items() if value is not None and value.ndim == 2}
         )
 
     def value(self, theta: Array) -> Array:
-        """The objective [R] at `theta` [R, P]."""
-        return self.objective.value(self.log_loss - self.law.log_loss(theta, self.logs), self.weights)
+        """The objective [...] at `theta` [..., P]."""
+        return self.objective.value(self.residual(theta), self.weights)
+
+    def residual(self, theta: Array) -> Array:
+        """Observed minus predicted [..., points] at `theta` [..., P]: of the logarithms, or in nats."""
+        predicted = self.law.log_loss(theta, self.logs)
+        if self.objective.logarithm:
+            return self.log_loss - predicted
+        return np.exp(self.log_loss) - np.exp(predicted)
+
+    def residual_and_slopes(self, theta: Array) -> tuple[Array, Array]:
+        """The residuals [R, points] and what the prediction gains [R, P, points] with each parameter."""
+        predicted, jacobian = self.law.log_loss_and_jacobian(theta, self.logs)
+        if self.objective.logarithm:
+            return self.log_loss - predicted, jacobian
+        loss = np.exp(predicted)
+        return np.exp(self.log_loss) - loss, jacobian * loss[:, None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,13 +147,11 @@ def _newton(problem: Problem, theta: Array, delta: float) -> tuple[Array, Array,
 
 
 def _evaluate(problem: Problem, theta: Array, delta: float) -> _State:
-    predicted, jacobian = problem.law.log_loss_and_jacobian(theta, problem.logs)
-    residual = problem.log_loss - predicted
-    inside, reach, unit = _curvatures(problem, residual, delta)
+    residual, jacobian = problem.residual_and_slopes(theta)
+    inside, reach, count, unit = _curvatures(problem, residual, delta)
     scaled = residual / unit
     slope = scaled * reach
     product = slope * scaled
-    count = 1.0 if problem.weights is None else problem.weights
     rho = np.where(inside > 0, 0.5 * product, product - 0.5 * count)
     transposed = jacobian.transpose(0, 2, 1)
     return _State(
@@ -265,11 +212,11 @@ def _matrix(state: _State, damping: Array, moving: Array) -> Array:
 
 def _bend(problem: Problem, state: _State, step: Array, damping: Array, delta: float) -> Array:
     """The second-order part of a step along a curved valley (geodesic acceleration, Transtrum and Sethna 2012)."""
-    predicted, jacobian = problem.law.log_loss_and_jacobian(state.theta, problem.logs)
-    ahead = problem.law.log_loss(state.theta + BEND_PROBE * step, problem.logs)
+    residual, jacobian = problem.residual_and_slopes(state.theta)
+    ahead = problem.residual(state.theta + BEND_PROBE * step)
     along = np.matmul(step[:, None, :], jacobian)[:, 0]
-    second = 2 / BEND_PROBE * ((ahead - predicted) / BEND_PROBE - along)
-    inside, reach, unit = _curvatures(problem, problem.log_loss - predicted, delta)
+    second = 2 / BEND_PROBE * ((residual - ahead) / BEND_PROBE - along)
+    inside, reach, _, unit = _curvatures(problem, residual, delta)
     mix = np.minimum(damping, 1)[:, None]
     force = np.matmul(jacobian, (((1 - mix) * inside + mix * reach) * second)[:, :, None])[:, :, 0] / unit**2
     moving = _moving(problem, state) & (step != 0)
@@ -278,14 +225,20 @@ def _bend(problem: Problem, state: _State, step: Array, damping: Array, delta: f
     return np.where(trusted[:, None] & np.isfinite(bend), bend, 0)
 
 
-def _curvatures(problem: Problem, residual: Array, delta: float) -> tuple[Array, Array, float]:
-    """Per point [R, points]: the curvature within delta, the majorant's everywhere (both by count), and their unit."""
+def _curvatures(problem: Problem, residual: Array, delta: float) -> tuple[Array, Array, Array | float, float]:
+    """Per point [R, points]: the curvature within delta, the majorant's everywhere, both times what the point counts.
+
+    And that count, by resample and side, and the unit of the residuals.
+    """
     if math.isinf(delta):
         inside = np.ones_like(residual)
         reach, unit = inside, 1.0
     else:
         size = np.abs(residual) / delta
         inside, reach, unit = (size <= 1).astype(np.float64), 1 / np.maximum(size, 1), delta
-    if problem.weights is not None:
-        inside, reach = inside * problem.weights, reach * problem.weights
-    return inside, reach, unit
+    if problem.weights is None and problem.objective.over == 1:
+        return inside, reach, 1.0, unit
+    count = problem.objective.sided(residual) if problem.weights is None else problem.weights
+    if problem.weights is not None and problem.objective.over != 1:
+        count = count * problem.objective.sided(residual)
+    return inside * count, reach * count, count, unit

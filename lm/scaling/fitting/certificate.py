@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from lm.scaling.solve import Array, Problem, Solution
+from lm.scaling.fitting.solve import Array, Problem, Solution
 
 GRADIENT_LIMIT = 1e-6
 AGREEMENT = 1e-6
@@ -41,7 +41,7 @@ class Certificate:
 def certify(problem: Problem, solution: Solution, best: int, starts: Array) -> Certificate:
     """The certificate of row `best` of a solution from several `starts` [S, P]."""
     theta, value = solution.theta[best], float(solution.value[best])
-    residual = problem.log_loss - problem.law.log_loss(theta, problem.logs)
+    residual = problem.residual(theta)
     agreeing = float(np.mean(solution.value <= value + AGREEMENT * (value + 1e-12)))
     on_bound = tuple(
         name
@@ -107,10 +107,9 @@ def _second(problem: Problem, theta: Array, starts: Array, on_bound: Array) -> t
         full = np.array(theta)
         full[free] = moving
         full = np.clip(full, problem.low, problem.high)
-        predicted, jacobian = problem.law.log_loss_and_jacobian(full[None], problem.logs)
-        residual = problem.log_loss - predicted[0]
-        slope = np.clip(residual, -delta, delta)
-        return float(problem.objective.value(residual)) * scale, -(jacobian[0] @ slope)[free] * scale
+        residual, slopes = (part[0] for part in problem.residual_and_slopes(full[None]))
+        pull = np.clip(residual, -delta, delta) * problem.objective.sided(residual)
+        return float(problem.objective.value(residual)) * scale, -(slopes @ pull)[free] * scale
 
     if not free.any():
         return "scipy BFGS", fun(theta[free])[0] / scale
@@ -125,12 +124,12 @@ def _second(problem: Problem, theta: Array, starts: Array, on_bound: Array) -> t
 def _linear_program(problem: Problem, theta: Array) -> float:
     from scipy.optimize import linprog
 
-    predicted, jacobian = problem.law.log_loss_and_jacobian(theta[None], problem.logs)
-    slopes, residual = jacobian[0][problem.free].T, problem.log_loss - predicted[0]
+    residual, jacobian = (part[0] for part in problem.residual_and_slopes(theta[None]))
+    slopes = jacobian[problem.free].T
     points, moving = slopes.shape
     identity = np.eye(points)
     result = linprog(
-        np.concatenate([np.zeros(moving), np.ones(2 * points)]),
+        np.concatenate([np.zeros(moving), np.ones(points), np.full(points, problem.objective.over)]),
         A_eq=np.hstack([slopes, identity, -identity]),
         b_eq=residual,
         bounds=[(-1e-3, 1e-3)] * moving + [(0, None)] * (2 * points),
@@ -145,9 +144,10 @@ def _linear_program(problem: Problem, theta: Array) -> float:
 
 
 def _subgradient(problem: Problem, theta: Array, residual: Array) -> float:
-    _, jacobian = problem.law.log_loss_and_jacobian(theta[None], problem.logs)
-    slopes = jacobian[0][problem.free]
+    slopes = problem.residual_and_slopes(theta[None])[1][0][problem.free]
     met = np.argsort(np.abs(residual))[: len(slopes)]
-    signs = np.sign(residual)
-    signs[met] = 0
-    return float(np.abs(np.linalg.lstsq(slopes[:, met], -slopes @ signs, rcond=None)[0]).max())
+    pulls = np.sign(residual) * problem.objective.sided(residual)
+    pulls[met] = 0
+    multipliers = np.linalg.lstsq(slopes[:, met], -slopes @ pulls, rcond=None)[0]
+    # A point that is met may pull up by at most 1 and down by at most `over`.
+    return float(np.maximum(multipliers, -multipliers / problem.objective.over).max())

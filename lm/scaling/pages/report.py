@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from lm.base.files import write_text
-from lm.scaling.figures import WIDE, Drawn, fitted, write_figures
-from lm.scaling.finished import FinishedSweep, read_sweep
 from lm.scaling.laws import law_named
-from lm.scaling.style import Format, short
+from lm.scaling.pages.figures import WIDE, Drawn, fitted, write_figures
+from lm.scaling.pages.finished import FinishedSweep, read_sweep
+from lm.scaling.pages.style import Format, short
 from lm.scaling.table import COLUMNS
 
 _CSS = Path(__file__).with_name("report.css")

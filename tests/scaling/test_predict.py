@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from lm.base.errors import UsageError
-from lm.scaling import coverage
-from lm.scaling.describe import describe_prediction
+from lm.scaling.checks import coverage
 from lm.scaling.fit import fit_table
-from lm.scaling.laws import HOFFMANN
-from lm.scaling.plan import predict
+from lm.scaling.laws.power import HOFFMANN
+from lm.scaling.pages.describe import describe_prediction
+from lm.scaling.planning.predict import predict
 from tests.scaling import planted
 
 

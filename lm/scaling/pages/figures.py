@@ -9,12 +9,12 @@ import numpy as np
 
 from lm.base.errors import UsageError
 from lm.base.files import atomic
-from lm.scaling import style
-from lm.scaling.finished import Curve, FinishedSweep
-from lm.scaling.fit import FitResult
 from lm.scaling.laws import law_named
-from lm.scaling.plan import predict
-from lm.scaling.style import ACCENT, FITTED, REFUSED, Format
+from lm.scaling.pages import style
+from lm.scaling.pages.finished import Curve, FinishedSweep
+from lm.scaling.pages.style import ACCENT, FITTED, REFUSED, Format
+from lm.scaling.planning.predict import predict
+from lm.scaling.result import FitResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

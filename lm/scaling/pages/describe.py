@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from lm.scaling.plan import Prediction
+from lm.scaling.planning.predict import Prediction
 from lm.scaling.result import FitResult
 
 SHOWN_REFUSALS = 12

@@ -6,7 +6,7 @@ import enum
 import numpy as np
 
 from lm.base.errors import UsageError
-from lm.scaling.solve import Array, Problem, Solution, minimise
+from lm.scaling.fitting.solve import Array, Problem, Solution, minimise
 
 LEVEL = 0.95
 JACKKNIFE_GROUPS = 200

@@ -1,0 +1,1 @@
+"""Ways to a compute-optimal allocation besides the fitted surface."""

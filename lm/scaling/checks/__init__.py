@@ -1,0 +1,1 @@
+"""What a fit is worth: identifiability, influence, hold-out, coverage."""

@@ -1,0 +1,1 @@
+"""How a law is fitted: objectives, the batched solver, its certificate, resamples."""

@@ -1,0 +1,1 @@
+"""A fit to read and to look at: text, figures, the report."""

@@ -1,0 +1,1 @@
+"""From a fit to the next run."""
