@@ -228,9 +228,12 @@ def _eval(parser: argparse.ArgumentParser) -> Runner:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
     def run(args: argparse.Namespace) -> None:
+        from lm.base.files import refuse_folder
         from lm.train.evaluate import as_dict, as_text, evaluate, write_per_token
         from lm.train.restore import load_run
 
+        if args.per_token:
+            refuse_folder(args.per_token)
         loaded = load_run(args.checkpoint)
         done = evaluate(loaded, args.text, window=args.window, stride=args.stride, separator=args.separator)
         if args.per_token:

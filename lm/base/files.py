@@ -13,6 +13,16 @@ from typing import IO, Any
 from lm.base.errors import RunError, UsageError
 
 
+def refuse_folder(path: Path | str) -> None:
+    """Said before long work whose result goes to `path`.
+
+    Raises:
+      UsageError: `path` is a folder.
+    """
+    if Path(path).is_dir():
+        raise UsageError("is a folder", where=str(path), do="Name a file.")
+
+
 @contextlib.contextmanager
 def atomic(path: Path | str, mode: str = "w") -> Iterator[IO[Any]]:
     """Opens a temporary file beside `path` that takes its name only when the block ends without an error.
@@ -22,8 +32,7 @@ def atomic(path: Path | str, mode: str = "w") -> Iterator[IO[Any]]:
       RunError: the disk is full or the folder cannot be written to; `path` is then as it was before.
     """
     path, temporary = Path(path), None
-    if path.is_dir():
-        raise UsageError("is a folder", where=str(path), do="Name a file.")
+    refuse_folder(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")

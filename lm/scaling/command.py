@@ -23,8 +23,8 @@ OWN_ROLES = ("fit", "repeat")
 
 def fit(args: argparse.Namespace) -> None:
     """`lm fit`: reads, fits, writes `--out`, prints the description."""
-    if args.out is not None and Path(args.out).is_dir():
-        raise UsageError("is a folder", where=args.out, do="Give --out a file name.")
+    if args.out is not None:
+        files.refuse_folder(args.out)
     table = read.read_table(args.table)
     if 0 < args.bootstrap < FEWEST_RESAMPLES:
         raise UsageError(
