@@ -5,7 +5,6 @@ import dataclasses
 import json
 import shlex
 import sys
-from pathlib import Path
 
 from lm.base import files
 from lm.base.errors import UsageError

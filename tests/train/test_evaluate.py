@@ -96,6 +96,7 @@ def test_the_record_of_a_run_is_a_config_file(run, capsys):
         ({"--stride": "17"}, "stride 17"),
         ({"--window": "0"}, "window"),
         ({"--checkpoint": "nowhere"}, "not a run folder"),
+        ({"--per-token": ".", "--text": "none.txt"}, "is a folder"),  # said before anything is read
     ],
 )
 def test_a_wrong_request_is_one_line_and_exit_code_2(run, capsys, wrong, said):
