@@ -16,7 +16,6 @@ from lm.scaling.pages.describe import describe, describe_prediction
 from lm.scaling.planning.predict import predict as predict_loss
 from lm.scaling.result import FitResult
 
-FEWEST_RESAMPLES = 20
 OWN_ROLES = ("fit", "repeat")
 
 
@@ -25,12 +24,6 @@ def fit(args: argparse.Namespace) -> None:
     if args.out is not None:
         files.refuse_folder(args.out)
     table = read.read_table(args.table)
-    if 0 < args.bootstrap < FEWEST_RESAMPLES:
-        raise UsageError(
-            f"{args.bootstrap} resamples give no interval",
-            where="--bootstrap",
-            do=f"Give 0 (no intervals) or at least {FEWEST_RESAMPLES}.",
-        )
     columns, where = _own_columns(args, [str(name) for name in table.columns])
     result = fit_table(
         table,

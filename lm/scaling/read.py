@@ -19,6 +19,7 @@ Array = np.ndarray
 FINGERPRINTS = ("corpus", "tokenizer", "evaluation")
 CONVENTION = "c = 6 n d"
 MIN_STEPS = 1000
+SAME = 1e-6  # e-folds: values that are closer are one value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +68,12 @@ class Points:
 
     def __len__(self) -> int:
         return len(self.loss)
+
+    def subset(self, chosen: Array) -> "Points":
+        """The points of a mask or of indices, with the rows that they came from."""
+        columns = {name: getattr(self, name) for name in ("n", "d", "c", "loss", "u")}
+        cut = {name: None if column is None else column[chosen] for name, column in columns.items()}
+        return dataclasses.replace(self, **cut, table=self.table.iloc[chosen])
 
     @property
     def flops_per_nd(self) -> float:
@@ -157,8 +164,8 @@ def points(table: "pandas.DataFrame", columns: Columns, where: str | None = None
         raise UsageError(
             "two of --n, --d and --c are needed", where="columns", do=f"The third follows from {CONVENTION}."
         )
-    values = {key: _numbers(chosen, name, f"--{key}") for key, name in given.items()}
-    loss = _numbers(chosen, columns.loss, "--loss")
+    values = {key: numbers(chosen, name, f"--{key}") for key, name in given.items()}
+    loss = numbers(chosen, columns.loss, "--loss")
     conventions = [f"{key}: column '{name}'" for key, name in given.items()] + [
         f"loss: column '{columns.loss}', nats/token"
     ]
@@ -171,7 +178,7 @@ def points(table: "pandas.DataFrame", columns: Columns, where: str | None = None
         }[missing]()
         conventions.append(f"{missing}: from {CONVENTION}")
     _check_units(values, loss, chosen, columns)
-    u = None if columns.u is None else _numbers(chosen, columns.u, "--u")
+    u = None if columns.u is None else numbers(chosen, columns.u, "--u")
     if u is not None:
         conventions.append(f"u: column '{columns.u}', distinct training tokens")
         if (u > values["d"] * (1 + 1e-6)).any():
@@ -235,7 +242,12 @@ def _require(table: "pandas.DataFrame", name: str, flag: str) -> None:
         )
 
 
-def _numbers(table: "pandas.DataFrame", name: str, flag: str) -> Array:
+def numbers(table: "pandas.DataFrame", name: str, flag: str) -> Array:
+    """A column [points] of positive numbers in float64.
+
+    Raises:
+      UsageError: no such column, or rows without a positive number.
+    """
     import pandas
 
     _require(table, name, flag)

@@ -10,6 +10,7 @@ from lm.scaling.fitting.solve import Array, Problem, Solution, minimise
 
 LEVEL = 0.95
 JACKKNIFE_GROUPS = 200
+FEWEST_RESAMPLES = 20  # below, not even a 90 % interval has a resample beyond each end
 
 
 class Resampling(enum.Enum):
@@ -37,8 +38,12 @@ class Bootstrap:
     clusters: Array | None = None
 
     def __post_init__(self) -> None:
-        if self.resamples < 0:
-            raise UsageError(f"{self.resamples} resamples", where="--bootstrap", do="Give 0 or more.")
+        if self.resamples < 0 or 0 < self.resamples < FEWEST_RESAMPLES:
+            raise UsageError(
+                f"{self.resamples} resamples give no interval",
+                where="--bootstrap",
+                do=f"Give 0 (no intervals) or at least {FEWEST_RESAMPLES}.",
+            )
         if self.seed < 0:
             raise UsageError(f"a seed of {self.seed}", where="--seed", do="Give 0 or more.")
 

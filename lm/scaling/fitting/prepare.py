@@ -26,7 +26,8 @@ def prepare(
     for name, value in pins.items():
         if name not in law.parameters:
             raise UsageError(f"{law.name} has no parameter '{name}'", where="--pin", do=nearest(name, law.parameters))
-        if not 0 < value < math.inf:
+        signed = name in law.exponents and not law.of_loss
+        if not (0 < value < math.inf or (signed and math.isfinite(value))):
             raise UsageError(f"{name}={value:g} is not positive", where="--pin")
         if name in law.constants and value >= found.loss.min():
             raise UsageError(
@@ -64,7 +65,7 @@ def prepare(
 
 def _check_design(found: read.Points, law: Law) -> None:
     for variable in law.variables:
-        if np.ptp(np.log(found.variable(variable))) < 1e-6:
+        if np.ptp(np.log(found.variable(variable))) < read.SAME:
             raise UsageError(
                 f"every run has the same {variable}: its exponent is not in the data",
                 where="table",
@@ -78,5 +79,6 @@ def _check_design(found: read.Points, law: Law) -> None:
         raise UsageError(
             f"log N and log D have correlation {correlation:.4f} ({design}): their exponents cannot be told apart",
             where="table",
-            do="Add runs off that line, or fit one variable: --law saturating_n.",
+            do="Add runs off that line, or fit a law of one variable"
+            + (": --law saturating_n." if law.of_loss else ": --law optimum_n, optimum_d or optimum_c."),
         )

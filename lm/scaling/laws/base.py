@@ -32,6 +32,7 @@ class Law(abc.ABC):
     source: str
 
     centred = True  # False: logarithms are given as they are, for a law that compares n, d and u with one another
+    of_loss = True  # False: what it predicts is the best value of a setting, see `laws.setting`
 
     @property
     @abc.abstractmethod
