@@ -62,7 +62,7 @@ def measure(
     for replicate in range(replicates):
         random = np.random.default_rng((seed, replicate))
         loss = planted.losses(random)
-        low, high = law.bounds(loss)
+        low, high = law.bounds(logs, loss)
         problem = Problem(law, planted.objective, logs, np.log(loss), low, high, np.ones(len(truth), bool))
         theta = minimise(problem, start, far=True).theta[0]
         spec = Bootstrap(resamples, kind, int(random.integers(2**31)))

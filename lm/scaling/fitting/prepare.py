@@ -52,11 +52,8 @@ def prepare(
     logs = {name: raw[name] - centre[name] for name in law.variables}
     middle = {name: raw[name] - means[name] for name in law.variables}
     starts = law.to_inner(law.to_natural(law.starts(middle, found.loss), means), centre)
-    low, high = law.bounds(found.loss)
-    shift = 60.0 * max([0.0, *(means[name] - centre[name] for name in law.variables)])
+    low, high = law.bounds(logs, found.loss)
     for k, name in enumerate(law.parameters):
-        if name in law.logged:
-            low[k], high[k] = low[k] - shift, high[k] + shift
         if name in pins:
             starts[:, k] = np.log(pins[name]) if name in law.logged else pins[name]
             low[k] = high[k] = starts[0, k]
@@ -64,7 +61,7 @@ def prepare(
 
 
 def _check_design(found: read.Points, law: Law) -> None:
-    for variable in law.variables:
+    for variable in dict.fromkeys(name for relative in law.logged.values() for name, _ in relative):
         if np.ptp(np.log(found.variable(variable))) < read.SAME:
             raise UsageError(
                 f"every run has the same {variable}: its exponent is not in the data",

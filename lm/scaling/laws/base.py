@@ -15,8 +15,15 @@ Logs = Mapping[str, Array]
 Relative = tuple[tuple[str, str | None], ...]
 
 EXPONENT_BOUNDS = (1e-3, 5.0)
+NUMBER_BOUNDS = (1e-3, 1e6)
 REACH = 16.0  # e-folds that a coefficient at the centre of the data may lie from the losses
 TINY = 1e-30  # the complex step: far under rounding, so that the derivative has no cancellation
+
+
+def log_sum(x: Array, y: Array | float) -> Array:
+    """log(e^x + e^y) without overflow, for complex values too (the larger by real part leads)."""
+    peak = np.maximum(np.real(x), np.real(y))
+    return peak + np.log(np.exp(x - peak) + np.exp(y - peak))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +56,7 @@ class Law(abc.ABC):
     def logged(self) -> Mapping[str, Relative]:
         """The positive parameters that theta holds as logarithms, and what moves them with the centre of the data.
 
-        ("n", "alpha"): a coefficient of n^-alpha; ("n", None): a value of n.
+        ("n", "alpha"): a coefficient of n^-alpha; ("n", None): a value of n; nothing: a plain number.
         """
 
     @property
@@ -76,12 +83,23 @@ class Law(abc.ABC):
         moved = [self.log_loss(theta + step, logs) for step in steps]
         return moved[0].real, np.stack([value.imag / TINY for value in moved], axis=1)
 
-    def bounds(self, loss: Array) -> tuple[Array, Array]:
-        """Inner lower and upper bounds [P]: coefficients e^16 times the losses either way, constants from 0."""
+    def bounds(self, logs: Logs, loss: Array) -> tuple[Array, Array]:
+        """Inner lower and upper bounds [P]: coefficients e^16 times the losses either way, constants from 0.
+
+        A value of a variable stays within the data; where `logs` are not centred, coefficients get the room that the
+        largest exponent needs.
+        """
         low, high = np.empty((2, len(self.parameters)))
         for k, name in enumerate(self.parameters):
             if name in self.logged:
-                low[k], high[k] = np.log(loss.min()) - REACH, np.log(loss.max()) + REACH
+                relative = self.logged[name]
+                if not relative:
+                    low[k], high[k] = np.log(NUMBER_BOUNDS)
+                elif relative[0][1] is None:
+                    low[k], high[k] = logs[relative[0][0]].min(), logs[relative[0][0]].max()
+                else:
+                    shift = EXPONENT_BOUNDS[1] * sum(abs(logs[variable].mean()) for variable, _ in relative)
+                    low[k], high[k] = np.log(loss.min()) - REACH - shift, np.log(loss.max()) + REACH + shift
             elif name in self.constants:
                 low[k], high[k] = 0.0, loss.max()
             else:
