@@ -2,10 +2,10 @@
 
 from lm.base.config import nearest
 from lm.base.errors import UsageError
-from lm.scaling.laws import power, setting
+from lm.scaling.laws import broken, joint, power, repeated, setting
 from lm.scaling.laws.base import Law
 
-LAWS: tuple[Law, ...] = tuple(law for family in (power, setting) for law in family.LAWS)
+LAWS: tuple[Law, ...] = tuple(law for family in (power, joint, repeated, broken, setting) for law in family.LAWS)
 
 
 def law_named(name: str, where: str = "--law") -> Law:
