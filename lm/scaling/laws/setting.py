@@ -46,8 +46,8 @@ class OptimalSetting(Law):
         slopes = itertools.product(START_EXPONENTS, repeat=len(self.powers))
         return np.array([(np.log(np.median(loss)), *some) for some in slopes])
 
-    def bounds(self, loss: Array) -> tuple[Array, Array]:
-        low, high = super().bounds(loss)
+    def bounds(self, logs: Logs, loss: Array) -> tuple[Array, Array]:
+        low, high = super().bounds(logs, loss)
         low[1:], high[1:] = -STEEPEST, STEEPEST
         return low, high
 
