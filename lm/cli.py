@@ -140,6 +140,7 @@ def _fit(parser: argparse.ArgumentParser) -> Runner:
     parser.add_argument("table", metavar="FILE", help="CSV, TSV, JSONL or Parquet")
     for flag, meaning in (("n", "parameters"), ("d", "tokens"), ("c", "FLOP")):
         parser.add_argument(f"--{flag}", metavar="COL", help=f"column of {meaning}; two of n, d and c do (c = 6 n d)")
+    parser.add_argument("--u", metavar="COL", help="column of distinct training tokens, for laws of repeated data")
     parser.add_argument("--loss", metavar="COL", help="column of loss, nats/token")
     parser.add_argument("--where", metavar="EXPR", help="rows to use, a pandas query")
     parser.add_argument("--law", default="hoffmann", help="law to fit (default hoffmann)")
@@ -147,7 +148,8 @@ def _fit(parser: argparse.ArgumentParser) -> Runner:
     parser.add_argument(
         "--objective",
         default="huber_log",
-        help="huber_log (delta 1e-3), huber_log:DELTA, log_least_squares or log_absolute",
+        help="huber_log (delta 1e-3), huber_log:DELTA, log_least_squares, log_absolute, log_asymmetric (over 10), "
+        "log_asymmetric:OVER or least_squares (nats)",
     )
     parser.add_argument("--pin", metavar="NAME=VALUE", action="append", default=[], help="hold a parameter fixed")
     parser.add_argument("--cluster", metavar="COL", help="resample whole clusters of rows, not rows")
@@ -173,6 +175,7 @@ def _predict(parser: argparse.ArgumentParser) -> Runner:
     parser.add_argument("--fit", required=True, metavar="FILE", help="fit.json of `lm fit`")
     parser.add_argument("--n", required=True, type=float, help="parameters, as the fit counts them")
     parser.add_argument("--d", required=True, type=float, help="tokens")
+    parser.add_argument("--u", type=float, help="distinct tokens among them, for laws of repeated data (default: all)")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
     def run(args: argparse.Namespace) -> None:

@@ -12,11 +12,13 @@ from lm.scaling import read
 from lm.scaling.fit import fit_table
 from lm.scaling.fitting.bootstrap import Interval, Resampling
 from lm.scaling.join import join
+from lm.scaling.laws import law_named
 from lm.scaling.pages.describe import describe, describe_prediction
 from lm.scaling.planning.predict import predict as predict_loss
 from lm.scaling.result import FitResult
 
 OWN_ROLES = ("fit", "repeat")
+OWN_UNIQUE = "tokens_unique"
 
 
 def fit(args: argparse.Namespace) -> None:
@@ -31,6 +33,7 @@ def fit(args: argparse.Namespace) -> None:
         d=columns.d,
         c=columns.c,
         loss=columns.loss,
+        u=columns.u,
         where=where,
         law=args.law,
         objective=args.objective,
@@ -41,7 +44,7 @@ def fit(args: argparse.Namespace) -> None:
         resampling=None if args.resampling is None else Resampling(args.resampling),
         interval=Interval(args.interval),
         budgets=args.budget,
-        others=[name for name in args.others.split(",") if name],
+        others=_names(args.others),
         command=shlex.join(["lm", *sys.argv[1:]]),
     )
     if args.out is not None:
@@ -53,7 +56,7 @@ def fit(args: argparse.Namespace) -> None:
 
 def predict(args: argparse.Namespace) -> None:
     """`lm predict`: the loss at --n and --d, as text or JSON."""
-    found = predict_loss(FitResult.load(args.fit), args.n, args.d)
+    found = predict_loss(FitResult.load(args.fit), args.n, args.d, args.u)
     print(json.dumps(dataclasses.asdict(found), indent=2) if args.json else describe_prediction(found))
 
 
@@ -74,15 +77,22 @@ def _own_columns(args: argparse.Namespace, names: list[str]) -> tuple[read.Colum
     own = read.Columns()
     loss = own.loss if args.loss is None else args.loss
     if any(flag is not None for flag in (args.n, args.d, args.c)):
-        return read.Columns(args.n, args.d, args.c, loss), args.where
+        return read.Columns(args.n, args.d, args.c, loss, args.u), args.where
+    repeats = any("u" in law_named(name).variables for name in (args.law, *_names(args.others)))
+    u = OWN_UNIQUE if args.u is None and repeats else args.u
     where = args.where
     if where is None and "role" in names:
         where = " or ".join(f"role == '{role}'" for role in OWN_ROLES)
     print(
         f"columns of our own run table: --n {own.n} --d {own.d} --c {own.c} --loss {loss}"
+        + (f" --u {u}" if u else "")
         + (f' --where "{where}"' if where else "")
     )
-    return read.Columns(own.n, own.d, own.c, loss), where
+    return read.Columns(own.n, own.d, own.c, loss, u), where
+
+
+def _names(text: str) -> list[str]:
+    return [name for name in text.split(",") if name]
 
 
 def _pins(texts: list[str]) -> dict[str, float]:

@@ -25,10 +25,19 @@ class Extrapolation:
     def worst(self) -> float:
         return max(self.n, self.d, self.c)
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """A line for each quantity that lies outside."""
+        return tuple(
+            f"{name} lies {ratio:.3g} times outside the fitted range"
+            for name, ratio in dataclasses.asdict(self).items()
+            if ratio > 1
+        )
+
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """The predicted loss in nats/token at `n` parameters and `d` tokens.
+    """The predicted loss in nats/token at `n` parameters and `d` tokens, `u` of them distinct.
 
     `mean_interval` is where the law may lie, `prediction_interval` where one new run may: it adds the residual noise of
     the fitted runs, or the seed noise of repeated ones where that is larger. Both are 95 %.
@@ -36,6 +45,7 @@ class Prediction:
 
     n: float
     d: float
+    u: float
     mean: float
     mean_interval: tuple[float, float]
     prediction_interval: tuple[float, float]
@@ -43,22 +53,28 @@ class Prediction:
     warnings: tuple[str, ...]
 
 
-def predict(result: FitResult, n: float, d: float) -> Prediction:
-    """Predicts one run.
+def predict(result: FitResult, n: float, d: float, u: float | None = None) -> Prediction:
+    """Predicts one run; `u` of its `d` tokens are distinct (None: all, nothing is repeated).
 
     Raises:
-      UsageError: `n`, `d` or their FLOP is not a positive number, or the fit has no bootstrap to make intervals from.
+      UsageError: `n`, `d`, `u` or their FLOP is not a positive number, `u` is over `d` or not read by the law, or the
+        fit has no bootstrap to make intervals from.
     """
+    law = law_named(result.law)
+    if u is not None and "u" not in law.variables:
+        raise UsageError(f"'{law.name}' does not read distinct tokens", where="--u", do="Fit --law repeated.")
+    u = d if u is None else u
     c = float(result.provenance["flops_per_nd"]) * n * d
-    for name, value in (("n", n), ("d", d), ("c", c)):
+    for name, value in (("n", n), ("d", d), ("c", c), ("u", u)):
         if not 0 < value < np.inf:
             raise UsageError(f"{name}={value:g} is not a positive number")
+    if u > d:
+        raise UsageError(f"{u:g} distinct tokens among {d:g}", where="--u", do="u counts each token once: u <= d.")
     if not result.bootstrap_samples:
         raise UsageError("the fit has no bootstrap samples", do="Fit with --bootstrap 1000.")
     from scipy.special import stdtrit
 
-    law = law_named(result.law)
-    at = {"n": np.array([n]), "d": np.array([d]), "c": np.array([c])}
+    at = {"n": np.array([n]), "d": np.array([d]), "c": np.array([c]), "u": np.array([u])}
     mean = float(law.predict(np.array(list(result.parameters.values())), at)[0])
     log_means = np.log(law.predict(result.samples, at)[:, 0])
     levels = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
@@ -66,16 +82,29 @@ def predict(result: FitResult, n: float, d: float) -> Prediction:
     grid = stdtrit(_number(result.noise["freedom"]), (np.arange(NOISE_GRID) + 0.5) / NOISE_GRID)
     low, high = np.exp(np.quantile(log_means, levels))
     far_low, far_high = np.exp(np.quantile((log_means[:, None] + noise * grid[None]).ravel(), levels))
-    reach = Extrapolation(*(_reach(value, result.fitted_range[name]) for name, value in (("n", n), ("d", d), ("c", c))))
-    warnings = [
-        f"{name} lies {ratio:.3g} times outside the fitted range"
-        for name, ratio in (("n", reach.n), ("d", reach.d), ("c", reach.c))
-        if ratio > 1
-    ]
-    warnings = [warning for warning in result.warnings if any(words in warning for words in CARRIED_OVER)] + warnings
+    reach = extrapolation(result, n, d)
+    warnings = (*carried_over(result), *reach.warnings)
     return Prediction(
-        float(n), float(d), mean, (float(low), float(high)), (float(far_low), float(far_high)), reach, tuple(warnings)
+        float(n),
+        float(d),
+        float(u),
+        mean,
+        (float(low), float(high)),
+        (float(far_low), float(far_high)),
+        reach,
+        warnings,
     )
+
+
+def extrapolation(result: FitResult, n: float, d: float) -> Extrapolation:
+    """How far a run of `n` parameters on `d` tokens lies from the runs of the fit."""
+    values = (("n", n), ("d", d), ("c", float(result.provenance["flops_per_nd"]) * n * d))
+    return Extrapolation(*(_reach(value, result.fitted_range[name]) for name, value in values))
+
+
+def carried_over(result: FitResult) -> tuple[str, ...]:
+    """The warnings of a fit that bear on what it predicts: a failed certificate first."""
+    return tuple(warning for warning in result.warnings if any(words in warning for words in CARRIED_OVER))
 
 
 def _number(value: float | None) -> float:
