@@ -9,6 +9,7 @@ from lm.scaling.fitting.solve import Array, Problem, Solution
 GRADIENT_LIMIT = 1e-6
 AGREEMENT = 1e-6
 SECOND_SOLVER_STARTS = 3
+TRUSTED_MOVE = 1e-3
 ROUNDING = 1e-12  # of a log loss: where no residual is larger, the pulls are rounding and so is a share of them
 
 
@@ -70,6 +71,12 @@ def certify(problem: Problem, solution: Solution, best: int, starts: Array) -> C
     cut = [name for name in on_bound if name not in problem.law.constants]
     if cut:
         failures.append(f"on a bound: {', '.join(cut)}")
+    moved = np.abs(problem.residual_and_slopes(theta[None])[1][0]).max(-1)
+    idle = [
+        name for name, size, free in zip(problem.law.parameters, moved, problem.free, strict=True) if free and not size
+    ]
+    if idle:
+        failures.append(f"moves no prediction: {', '.join(idle)}")
     if np.sum(solution.value <= value + AGREEMENT * (value + 1e-12)) < 2:
         failures.append("no second start agrees")
     return Certificate(
@@ -98,7 +105,7 @@ def _second(problem: Problem, theta: Array, starts: Array, on_bound: Array) -> t
     are checked by the linear program of the linearised law around it.
     """
     if problem.objective.delta == 0:
-        return "linprog (highs)", _linear_program(problem, theta)
+        return _linear_program(problem, theta)
     from scipy.optimize import minimize
 
     free, scale, delta = problem.free & ~on_bound, problem.objective.scale, problem.objective.delta
@@ -121,26 +128,30 @@ def _second(problem: Problem, theta: Array, starts: Array, on_bound: Array) -> t
     return "scipy BFGS", float(min(ended)) / scale
 
 
-def _linear_program(problem: Problem, theta: Array) -> float:
+def _linear_program(problem: Problem, theta: Array) -> tuple[str, float]:
+    """The solver and the objective after the best move within e^+-0.001 of `theta` for the linearised law.
+
+    The dual program: as many rows as parameters, however many points there are; the move is what its rows are worth.
+    """
     from scipy.optimize import linprog
 
     residual, jacobian = (part[0] for part in problem.residual_and_slopes(theta[None]))
-    slopes = jacobian[problem.free].T
-    points, moving = slopes.shape
-    identity = np.eye(points)
+    slopes = jacobian[problem.free]
+    moving, points = slopes.shape
+    identity = np.eye(moving)
     result = linprog(
-        np.concatenate([np.zeros(moving), np.ones(points), np.full(points, problem.objective.over)]),
+        np.concatenate([-residual, np.full(2 * moving, TRUSTED_MOVE)]),
         A_eq=np.hstack([slopes, identity, -identity]),
-        b_eq=residual,
-        bounds=[(-1e-3, 1e-3)] * moving + [(0, None)] * (2 * points),
+        b_eq=np.zeros(moving),
+        bounds=[(-problem.objective.over, 1)] * points + [(0, None)] * (2 * moving),
         method="highs",
     )
-    if result.status != 0 or result.x is None:
-        return float(problem.value(theta[None])[0])
+    if result.status != 0:
+        return "linprog (highs), without an answer", float(problem.value(theta[None])[0])
     # The program's optimum is a bound for the linearised law only: what counts is the law itself at that point.
     moved = np.array(theta)
-    moved[problem.free] += result.x[:moving]
-    return float(problem.value(moved[None])[0])
+    moved[problem.free] -= result.eqlin.marginals
+    return "linprog (highs)", float(problem.value(moved[None])[0])
 
 
 def _subgradient(problem: Problem, theta: Array, residual: Array) -> float:
