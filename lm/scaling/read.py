@@ -195,7 +195,7 @@ def points(table: "pandas.DataFrame", columns: Columns, where: str | None = None
         chosen,
         columns,
         tuple(conventions),
-        tuple(_warnings(values, loss, chosen)),
+        tuple(_warnings(values, loss, chosen, repetition=u is not None)),
         u,
     )
 
@@ -223,8 +223,9 @@ def rows(mask: Array, table: "pandas.DataFrame") -> str:
 
 
 def repeats(found: Points) -> Array:
-    """Group codes [points]: equal where N and D are equal to six digits; used for seed noise."""
-    keys = np.round(np.log(np.stack([found.n, found.d], axis=1)), 6)
+    """Group codes [points]: equal where n, d (and u) are equal to six digits; used for seed noise."""
+    columns = [column for column in (found.n, found.d, found.u) if column is not None]
+    keys = np.round(np.log(np.stack(columns, axis=1)), 6)
     return np.unique(keys, axis=0, return_inverse=True)[1].reshape(-1)
 
 
@@ -295,7 +296,7 @@ def _check_units(values: dict[str, Array], loss: Array, table: "pandas.DataFrame
         )
 
 
-def _warnings(values: dict[str, Array], loss: Array, table: "pandas.DataFrame") -> list[str]:
+def _warnings(values: dict[str, Array], loss: Array, table: "pandas.DataFrame", *, repetition: bool) -> list[str]:
     found = []
     keys = np.stack([values["n"], values["d"], loss], axis=1)
     _, first, counts = np.unique(keys, axis=0, return_index=True, return_counts=True)
@@ -318,7 +319,7 @@ def _warnings(values: dict[str, Array], loss: Array, table: "pandas.DataFrame") 
             )
     if "decayed" in table and (hot := optional(table, "decayed") < 1).any():
         found.append(f"learning rate not decayed: {rows(hot, table)}; such points are not end points of a law")
-    if {"tokens", "tokens_unique"} <= set(table.columns):
+    if not repetition and {"tokens", "tokens_unique"} <= set(table.columns):
         again = int((optional(table, "tokens") > optional(table, "tokens_unique")).sum())
         if again:
             found.append(
