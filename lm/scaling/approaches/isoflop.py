@@ -1,98 +1,107 @@
-"""IsoFLOP (approach 2): a parabola in log N and in log D per budget, minima with intervals, refusals with reasons."""
+"""IsoFLOP (approach 2): a curve in log N and in log D per budget, minima with intervals, refusals with reasons."""
 
-import dataclasses
 from typing import Any
 
 import numpy as np
 
+from lm.scaling.approaches.curve import PARABOLA, Curve, coefficients, residuals
 from lm.scaling.read import Points, optional
+from lm.scaling.words import entry, span
 
 Array = np.ndarray
 
-LEAST_SIZES = 4
 SAME_BUDGET = 0.05
-DRAWS = 4000
+DRAWS, FEWEST_DRAWS, DRAWN_NUMBERS = 4000, 200, 4_000_000
+SHOWN_REFUSALS = 12
 
 
-@dataclasses.dataclass(frozen=True)
-class _Parabola:
-    """loss = level + curve * (x - centre - shift)^2, fitted by least squares in x = log N or log D, centred.
-
-    `draws` [K] are log minima under the uncertainty of the coefficients; NaN where a draw has no minimum.
-    """
-
-    minimum: float
-    level: float
-    coefficients: tuple[float, float, float]
-    draws: Array
-    residual: float
-    depth: float
-    curve: float
-
-
-def analyse(found: Points, *, seed: int) -> dict[str, Any]:
-    """The IsoFLOP part of `fit.json`: {budgets, refused, exponents, noise, notes}.
+def analyse(found: Points, *, seed: int, curve: Curve = PARABOLA) -> dict[str, Any]:
+    """The IsoFLOP part of `fit.json`: {curve, budgets, refused, exponents, noise, notes}.
 
     A budget is refused when it has fewer than 4 sizes, its curve has no minimum or has it at the edge of the sizes, its
     residuals are as large as the curve is deep, or the interval of its minimum leaves the sampled sizes.
-    Intervals draw the coefficients from their multivariate t distribution with the residual noise pooled over budgets.
+    Intervals read the minima off draws of the losses with normal noise of the size of the parabolas' residuals, pooled
+    over budgets: for a parabola that is the multivariate t distribution of its coefficients.
     """
     codes, budgets = group_budgets(found)
     random = np.random.default_rng(seed)
-    shapes: dict[int, tuple[Array, Array]] = {}
+    shapes: dict[int, Array] = {}
     refused: list[dict[str, Any]] = []
     for k, budget in enumerate(budgets):
         rows = np.flatnonzero(codes == k)
         if np.unique(found.n[rows]).size == 1:
             continue  # a lone size was never meant as a curve: a grid of N x D has many
-        reason = _shape_refusal(np.log(found.n[rows]), found.loss[rows]) or _shape_refusal(
+        reason = curve.refusal(np.log(found.n[rows]), found.loss[rows]) or curve.refusal(
             np.log(found.d[rows]), found.loss[rows]
         )
         if reason:
             refused.append({"budget": float(budget), "reason": reason})
         else:
-            shapes[k] = (rows, random.standard_normal((DRAWS, 3)))
-    squares, freedom = _pool(found, [rows for rows, _ in shapes.values()])
+            shapes[k] = rows
+    squares = sum(float(np.sum(residuals(np.log(found.n[rows]), found.loss[rows]) ** 2)) for rows in shapes.values())
+    freedom = sum(len(rows) - 3 for rows in shapes.values())
     sd = np.sqrt(squares / freedom) if freedom else 0.0
-    tails = np.sqrt(freedom / random.chisquare(freedom, DRAWS)) if freedom else np.ones(DRAWS)
+    count = int(np.clip(DRAWN_NUMBERS / max(map(len, shapes.values()), default=1), FEWEST_DRAWS, DRAWS))
+    sizes = sd * (np.sqrt(freedom / random.chisquare(freedom, count)) if freedom else np.ones(count))
     accepted, draws_n, draws_d = [], [], []
-    for k, (rows, normal) in shapes.items():
-        in_n = _parabola(np.log(found.n[rows]), found.loss[rows], sd, normal * tails[:, None])
-        in_d = _parabola(np.log(found.d[rows]), found.loss[rows], sd, normal * tails[:, None])
-        reason = _interval_refusal(in_n, np.log(found.n[rows]), "sizes") or _interval_refusal(
-            in_d, np.log(found.d[rows]), "tokens"
-        )
+    for k, rows in shapes.items():
+        in_n, in_d, loss = np.log(found.n[rows]), np.log(found.d[rows]), found.loss[rows]
+        noisy = loss + sizes[:, None] * random.standard_normal((count, len(rows)))
+        drawn_n, drawn_d = (curve.minima(x, noisy)[0] for x in (in_n, in_d))
+        reason = _interval_refusal(drawn_n, in_n, "sizes") or _interval_refusal(drawn_d, in_d, "tokens")
         if reason:
             refused.append({"budget": float(budgets[k]), "reason": reason})
             continue
-        draws_n.append(in_n.draws)
-        draws_d.append(in_d.draws)
+        draws_n.append(drawn_n)
+        draws_d.append(drawn_d)
+        (log_n,), (level,) = curve.minima(in_n, loss[None])
+        (log_d,), _ = curve.minima(in_d, loss[None])
         accepted.append(
             {
                 "budget": float(budgets[k]),
-                "n": float(np.exp(in_n.minimum)),
-                "d": float(np.exp(in_d.minimum)),
-                "n_interval": _ends(in_n.draws),
-                "d_interval": _ends(in_d.draws),
-                "loss": in_n.level,
-                "tokens_per_parameter": float(np.exp(in_d.minimum - in_n.minimum)),
-                "coefficients": list(in_n.coefficients),
+                "n": float(np.exp(log_n)),
+                "d": float(np.exp(log_d)),
+                "n_interval": _ends(drawn_n),
+                "d_interval": _ends(drawn_d),
+                "loss": float(level),
+                "tokens_per_parameter": float(np.exp(log_d - log_n)),
                 "points": [
-                    [float(n), float(d), float(loss)]
-                    for n, d, loss in zip(found.n[rows], found.d[rows], found.loss[rows], strict=True)
+                    [float(n), float(d), float(at)] for n, d, at in zip(found.n[rows], found.d[rows], loss, strict=True)
                 ],
             }
         )
+        if curve is PARABOLA:
+            accepted[-1]["coefficients"] = _plain_coefficients(in_n, loss)
     refused.sort(key=lambda entry: entry["budget"])
     exponents, notes = _exponents(accepted, draws_n, draws_d)
-    return {
+    part = {
+        "curve": curve.name,
         "budgets": accepted,
         "refused": refused,
         "exponents": exponents,
         "noise": float(sd),
         "notes": notes,
-        "coefficients_meaning": "loss = c0 + c1 x + c2 x^2 with x = ln N",
     }
+    return part | ({"coefficients_meaning": "loss = c0 + c1 x + c2 x^2 with x = ln N"} if curve is PARABOLA else {})
+
+
+def lines(part: dict[str, Any]) -> list[str]:
+    """The analysis as text: budgets with their minima, refusals with their reasons, exponents."""
+    usable, refused = part["budgets"], part["refused"]
+    found = [f"IsoFLOP by {part['curve']}: {len(usable)} usable budgets, {len(refused)} refused"]
+    found += [
+        f"  C = {row['budget']:.4g}: N* {span(row['n'], row['n_interval'])}, D* {span(row['d'], row['d_interval'])}, "
+        f"tokens/parameter {row['tokens_per_parameter']:.4g}, loss {row['loss']:.5f}"
+        for row in usable
+    ]
+    found += [f"  C = {row['budget']:.4g}: refused: {row['reason']}" for row in refused[:SHOWN_REFUSALS]]
+    if len(refused) > SHOWN_REFUSALS:
+        found.append(f"  and {len(refused) - SHOWN_REFUSALS} more refused (all in the fit file)")
+    if part["exponents"]:
+        found.append(
+            "  exponents: " + ", ".join(f"{name} = {entry(value)}" for name, value in part["exponents"].items())
+        )
+    return found + [f"  {note}" for note in part["notes"]]
 
 
 def group_budgets(found: Points) -> tuple[Array, Array]:
@@ -108,78 +117,46 @@ def group_budgets(found: Points) -> tuple[Array, Array]:
     return codes, np.exp(np.bincount(codes, np.log(found.c)) / np.bincount(codes))
 
 
-def power_law(log_c: Array, log_x: Array, weights: Array | None = None) -> tuple[float, float]:
-    """Weighted least squares of log x on log c: the exponent, and log of x at c = 1."""
-    weights = np.ones_like(log_c) if weights is None else weights
-    mean_c, mean_x = np.average(log_c, weights=weights), np.average(log_x, weights=weights)
-    slope = np.sum(weights * (log_c - mean_c) * (log_x - mean_x)) / np.sum(weights * (log_c - mean_c) ** 2)
-    return float(slope), float(mean_x - slope * mean_c)
+def rows_of(found: Points, budgets: Array) -> list[Array]:
+    """The rows [points of it] of each of `budgets` [B], as `group_budgets` gave them."""
+    codes, all_budgets = group_budgets(found)
+    return [np.flatnonzero(codes == np.abs(all_budgets - budget).argmin()) for budget in budgets]
+
+
+def power_law(log_c: Array, log_x: Array, weights: Array | None = None) -> tuple[Array, Array]:
+    """Weighted least squares of log x [..., G] on log c [G]: exponents [...], and log of x at c = 1 [...].
+
+    A NaN in `log_x` is left out; NaN where fewer than two are left.
+    """
+    known = np.isfinite(log_x)
+    weights = known * (1.0 if weights is None else weights)
+    log_x = np.where(known, log_x, 0.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean_c, mean_x = ((weights * part).sum(-1) / weights.sum(-1) for part in (log_c, log_x))
+        away = log_c - mean_c[..., None]
+        slope = (weights * away * log_x).sum(-1) / (weights * away**2).sum(-1)
+    slope = np.where(known.sum(-1) > 1, slope, np.nan)
+    return slope, mean_x - slope * mean_c
 
 
 def parabola_minimum(x: Array, loss: Array) -> float:
-    """Where the least-squares parabola of loss over x (log N or log D) has its extremum, in x."""
-    return _parabola(x, loss, 0.0, np.zeros((1, 3))).minimum
+    """Where the least-squares parabola of loss over x (log N or log D) has its minimum, in x; NaN for a maximum."""
+    return float(PARABOLA.minima(x, loss[None])[0][0])
 
 
-def _shape_refusal(x: Array, loss: Array) -> str | None:
-    sizes = np.unique(np.round(x, 6)).size
-    if sizes < LEAST_SIZES:
-        return f"{sizes} size{'s' * (sizes != 1)}: at least {LEAST_SIZES} are needed"
-    fit = _parabola(x, loss, 0.0, np.zeros((1, 3)))
-    if fit.curve <= 0:
-        return "wrong curvature: the fitted parabola has a maximum"
-    if not x.min() < fit.minimum < x.max():
-        return "the minimum is outside the sampled sizes"
-    means = np.array([loss[np.abs(x - at) < 1e-6].mean() for at in np.unique(np.round(x, 6))])
-    if means.argmin() in (0, len(means) - 1):
-        return "the lowest loss is at the edge of the sampled sizes"
-    if fit.residual >= fit.depth:
-        return f"residuals ({fit.residual:.2g} nats) are as large as the curve is deep ({fit.depth:.2g})"
-    return None
+def _plain_coefficients(x: Array, loss: Array) -> list[float]:
+    """c0, c1, c2 of the parabola in x itself, not centred."""
+    (c0, c1, c2), centre = coefficients(x, loss[None])[0], x.mean()
+    return [float(c0 - c1 * centre + c2 * centre**2), float(c1 - 2 * c2 * centre), float(c2)]
 
 
-def _interval_refusal(fit: _Parabola, x: Array, what: str) -> str | None:
-    low, high = np.quantile(np.where(np.isfinite(fit.draws), fit.draws, np.inf), [0.025, 0.975], method="lower")
-    if np.mean(~np.isfinite(fit.draws)) > 0.025:
+def _interval_refusal(draws: Array, x: Array, what: str) -> str | None:
+    low, high = np.quantile(np.where(np.isfinite(draws), draws, np.inf), [0.025, 0.975], method="lower")
+    if np.mean(~np.isfinite(draws)) > 0.025:
         return "the curvature is not distinguishable from 0 at 95 %"
     if low < x.min() or high > x.max():
         return f"the 95 % interval of the minimum leaves the sampled {what}"
     return None
-
-
-def _parabola(x: Array, loss: Array, sd: float, normal: Array) -> _Parabola:
-    centre = x.mean()
-    design = np.stack([np.ones_like(x), x - centre, (x - centre) ** 2], axis=1)
-    (c0, c1, c2), *_ = np.linalg.lstsq(design, loss, rcond=None)
-    residual = loss - design @ np.array([c0, c1, c2])
-    root = np.linalg.cholesky(np.linalg.inv(design.T @ design))
-    drawn = np.array([c0, c1, c2]) + sd * normal @ root.T
-    with np.errstate(divide="ignore", invalid="ignore"):
-        minima = np.where(drawn[:, 2] > 0, centre - drawn[:, 1] / (2 * drawn[:, 2]), np.nan)
-    minimum = centre - c1 / (2 * c2)
-    level = c0 - c1**2 / (4 * c2)
-    depth = float((loss - residual).max() - level)
-    freedom = max(len(x) - 3, 1)
-    return _Parabola(
-        float(minimum),
-        float(level),
-        (float(c0 - c1 * centre + c2 * centre**2), float(c1 - 2 * c2 * centre), float(c2)),
-        minima,
-        float(np.sqrt(np.sum(residual**2) / freedom)),
-        depth,
-        float(c2),
-    )
-
-
-def _pool(found: Points, groups: list[Array]) -> tuple[float, int]:
-    squares, freedom = 0.0, 0
-    for rows in groups:
-        x = np.log(found.n[rows])
-        design = np.stack([np.ones_like(x), x - x.mean(), (x - x.mean()) ** 2], axis=1)
-        fitted = design @ np.linalg.lstsq(design, found.loss[rows], rcond=None)[0]
-        squares += float(np.sum((found.loss[rows] - fitted) ** 2))
-        freedom += len(rows) - 3
-    return squares, freedom
 
 
 def _ends(draws: Array) -> list[float]:
@@ -197,7 +174,7 @@ def _exponents(
     found = {}
     for name, key, draws in (("a", "n", draws_n), ("b", "d", draws_d)):
         log_x = np.log([entry[key] for entry in accepted])
-        slope, constant = power_law(log_c, log_x)
+        slope, constant = (float(part) for part in power_law(log_c, log_x))
         found[name] = {
             "value": slope,
             "interval": _slope_interval(log_c, log_x, slope, constant, np.stack(draws)),

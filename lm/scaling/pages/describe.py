@@ -1,20 +1,23 @@
 """A fit and a prediction as plain text: warnings first, then the law, the optima and the IsoFLOP curves."""
 
-from typing import Any
-
+from lm.scaling.approaches import isoflop, setting
+from lm.scaling.checks import holdout
 from lm.scaling.planning.predict import Prediction
 from lm.scaling.result import FitResult
+from lm.scaling.words import entry, span
 
-SHOWN_REFUSALS = 12
+CHECKS = {"setting": setting.lines, "holdout": holdout.lines}
 
 
 def describe(result: FitResult) -> str:
     """The whole fit in plain text, ready to print."""
     lines = [f"WARNING: {warning}" for warning in result.warnings]
-    lines += [*_law(result), *_optima(result), *_isoflop(result.isoflop)]
+    lines += [*_law(result), *_optima(result), *(isoflop.lines(result.isoflop) if result.isoflop else [])]
+    for name, part in result.checks.items():
+        lines += CHECKS[name](part)
     for other in result.others:
         values = ", ".join(
-            f"{name} {_span(value, other['intervals'][name])}" for name, value in other["parameters"].items()
+            f"{name} {span(value, other['intervals'][name])}" for name, value in other["parameters"].items()
         )
         lines += [f"beside it: {other['law']}: {values}; objective {other['objective']['value']:.6g}"]
         lines += [
@@ -30,7 +33,8 @@ def describe_prediction(prediction: Prediction) -> str:
     return "\n".join(
         [
             *lines,
-            f"n = {prediction.n:.6g} parameters, d = {prediction.d:.6g} tokens",
+            f"n = {prediction.n:.6g} parameters, d = {prediction.d:.6g} tokens"
+            + (f", {prediction.u:.6g} of them distinct" if prediction.u < prediction.d else ""),
             f"loss {prediction.mean:.5f} nats/token",
             f"  95 % interval of the mean   {low:.5f} to {high:.5f}",
             f"  95 % prediction interval    {far_low:.5f} to {far_high:.5f}  (one new run)",
@@ -49,7 +53,7 @@ def _law(result: FitResult) -> list[str]:
         pinned = "   pinned" if name in made["pins"] else ""
         error = result.standard_errors[name]
         shown = f"   se {error:.3g}" if error is not None and not pinned else ""
-        lines.append(f"  {name:<6} {_span(value, None if pinned else result.intervals[name])}{shown}{pinned}")
+        lines.append(f"  {name:<6} {span(value, None if pinned else result.intervals[name])}{shown}{pinned}")
     gradient = (
         f"subgradient {proof['subgradient']:.3g}"
         if proof["subgradient"] is not None
@@ -75,46 +79,17 @@ def _optima(result: FitResult) -> list[str]:
         return []
     made = result.derived
     lines = [
-        f"compute-optimal: N* ~ C^a, D* ~ C^b with a = {_entry(made['a'])}, b = {_entry(made['b'])}; "
+        f"compute-optimal: N* ~ C^a, D* ~ C^b with a = {entry(made['a'])}, b = {entry(made['b'])}; "
         f"C = {made['flops_per_nd']:.4g} N D"
     ]
     for row in made["optimum"]:
         lines.append(
-            f"  C = {row['budget']:.4g}: N* {_entry(row['n'])}, D* {_entry(row['d'])}, "
-            f"tokens/parameter {_entry(row['tokens_per_parameter'])}, loss {_entry(row['loss'])}"
+            f"  C = {row['budget']:.4g}: N* {entry(row['n'])}, D* {entry(row['d'])}, "
+            f"tokens/parameter {entry(row['tokens_per_parameter'])}, loss {entry(row['loss'])}"
         )
+        low, high = ("unbounded" if end is None else f"{end:.4g}" for end in row["flat"])
+        lines.append(f"    within 0.1 % of that loss: N from {low} to {high}")
     return lines
-
-
-def _isoflop(part: dict[str, Any]) -> list[str]:
-    lines = [f"IsoFLOP: {len(part['budgets'])} usable budgets, {len(part['refused'])} refused"]
-    for row in part["budgets"]:
-        lines.append(
-            f"  C = {row['budget']:.4g}: N* {_span(row['n'], row['n_interval'])}, "
-            f"D* {_span(row['d'], row['d_interval'])}, "
-            f"tokens/parameter {row['tokens_per_parameter']:.4g}, loss {row['loss']:.5f}"
-        )
-    for row in part["refused"][:SHOWN_REFUSALS]:
-        lines.append(f"  C = {row['budget']:.4g}: refused: {row['reason']}")
-    if len(part["refused"]) > SHOWN_REFUSALS:
-        lines.append(f"  and {len(part['refused']) - SHOWN_REFUSALS} more refused (all in the fit file)")
-    if part["exponents"]:
-        lines.append(
-            "  exponents: " + ", ".join(f"{name} = {_entry(entry)}" for name, entry in part["exponents"].items())
-        )
-    return lines + [f"  {note}" for note in part["notes"]]
-
-
-def _entry(entry: dict[str, Any]) -> str:
-    return _span(entry["value"], entry["interval"])
-
-
-def _span(value: float | None, ends: list[float | None] | None) -> str:
-    shown = "unbounded" if value is None else f"{value:.5g}"
-    if ends is None:
-        return shown
-    low, high = ("unbounded" if end is None else f"{end:.4g}" for end in ends)
-    return f"{shown} [{low}, {high}]"
 
 
 def _number(value: float | None) -> float:
