@@ -143,8 +143,21 @@ def _fit(parser: argparse.ArgumentParser) -> Runner:
     parser.add_argument("--u", metavar="COL", help="column of distinct training tokens, for laws of repeated data")
     parser.add_argument("--loss", metavar="COL", help="column of loss, nats/token")
     parser.add_argument("--where", metavar="EXPR", help="rows to use, a pandas query")
-    parser.add_argument("--law", default="hoffmann", help="law to fit (default hoffmann)")
+    parser.add_argument("--law", help="law to fit (default hoffmann; of a setting's optima: by what varies)")
     parser.add_argument("--others", metavar="LAW,LAW", default="", help="laws to fit beside it")
+    parser.add_argument(
+        "--holdout",
+        metavar="LAW,LAW",
+        nargs="?",
+        const="",
+        help="score it beside other laws (default: a few forms) by "
+        "fitting below cut-offs of compute and predicting above",
+    )
+    parser.add_argument(
+        "--optimum-of",
+        metavar="COL",
+        help="fit where this setting (learning rate, batch size) has the least loss at each n and d: X* = K n^p d^q",
+    )
     parser.add_argument(
         "--objective",
         default="huber_log",
@@ -152,7 +165,8 @@ def _fit(parser: argparse.ArgumentParser) -> Runner:
         "log_asymmetric:OVER or least_squares (nats)",
     )
     parser.add_argument("--pin", metavar="NAME=VALUE", action="append", default=[], help="hold a parameter fixed")
-    parser.add_argument("--cluster", metavar="COL", help="resample whole clusters of rows, not rows")
+    parser.add_argument("--cluster", metavar="COL", help="resample whole clusters of rows; with --compare: the run")
+    parser.add_argument("--compare", action="store_true", help="all approaches side by side, and how far they disagree")
     parser.add_argument("--resampling", choices=["point", "residual"], help="what is drawn (default point)")
     parser.add_argument("--interval", choices=["percentile", "bca"], default="percentile")
     parser.add_argument(

@@ -45,6 +45,9 @@ def fit(args: argparse.Namespace) -> None:
         interval=Interval(args.interval),
         budgets=args.budget,
         others=_names(args.others),
+        optimum_of=args.optimum_of,
+        holdout=None if args.holdout is None else _names(args.holdout),
+        compare=args.compare,
         command=shlex.join(["lm", *sys.argv[1:]]),
     )
     if args.out is not None:
@@ -78,7 +81,7 @@ def _own_columns(args: argparse.Namespace, names: list[str]) -> tuple[read.Colum
     loss = own.loss if args.loss is None else args.loss
     if any(flag is not None for flag in (args.n, args.d, args.c)):
         return read.Columns(args.n, args.d, args.c, loss, args.u), args.where
-    repeats = any("u" in law_named(name).variables for name in (args.law, *_names(args.others)))
+    repeats = any("u" in law_named(name).variables for name in (args.law, *_names(args.others)) if name)
     u = OWN_UNIQUE if args.u is None and repeats else args.u
     where = args.where
     if where is None and "role" in names:

@@ -10,13 +10,17 @@ import numpy as np
 
 from lm.base.errors import UsageError
 from lm.scaling import read
-from lm.scaling.approaches import isoflop
+from lm.scaling.approaches import compare as approaches
+from lm.scaling.approaches import envelope, interpolate, isoflop, setting
+from lm.scaling.checks import holdout as hold_out
+from lm.scaling.checks import identifiability, influence, sensitivity
+from lm.scaling.checks import parabola_bias
 from lm.scaling.fitting import bootstrap
 from lm.scaling.fitting.bootstrap import Bootstrap, Interval, Resampling
 from lm.scaling.fitting.certificate import Certificate
 from lm.scaling.fitting.fitted import Fitted, fit_points
-from lm.scaling.fitting.objective import HUBER, Array, Objective, objective_named
-from lm.scaling.fitting.quantities import quantities
+from lm.scaling.fitting.objective import HUBER, Objective, objective_named
+from lm.scaling.fitting.quantities import near_optimal, quantities
 from lm.scaling.laws import law_named
 from lm.scaling.laws.base import Law
 from lm.scaling.laws.power import HOFFMANN
@@ -44,7 +48,7 @@ def fit_table(
     loss: str = "loss",
     u: str | None = None,
     where: str | None = None,
-    law: str = HOFFMANN.name,
+    law: str | None = None,
     objective: str = HUBER.name,
     pins: Mapping[str, float] | None = None,
     bootstrap: int = 1000,
@@ -54,18 +58,29 @@ def fit_table(
     interval: Interval = Interval.PERCENTILE,
     budgets: Sequence[float] = (),
     others: Sequence[str] = (),
+    optimum_of: str | None = None,
+    holdout: Sequence[str] | None = None,
+    compare: bool = False,
     command: str = "",
 ) -> FitResult:
     """Fits a law to the rows of `table`, with IsoFLOP optima beside it and `others` fitted the same way.
 
     Columns are named by `n` (parameters), `d` (tokens), `c` (FLOP; None: 6 n d), `loss` (nats/token) and, for laws of
     repeated data, `u` (distinct training tokens); `budgets` are in FLOP (default: the largest fitted one and ten times
-    it).
+    it). `law` is Hoffmann's unless named; with `optimum_of`, the column of a setting, it is a law of that setting's
+    optima, which are read off the losses and fitted in their place. `holdout` names laws to score by hold-out beside it
+    (empty: a stated list of forms). `compare` sets all approaches side by side (see `approaches.compare`); for the
+    envelope of training curves `cluster` names the run of each row.
 
     Raises:
       UsageError: anything wrong with the table or the request.
     """
     found = read.points(table, read.Columns(n, d, c, loss, u), where)
+    parts: dict[str, Any] = {}
+    if optimum_of is not None:
+        if cluster is not None:
+            raise UsageError("optima are resampled by (n, d), not by a column", where="--cluster", do="Leave it out.")
+        found, parts["setting"] = setting.optima(found, optimum_of)
     clusters = None if cluster is None else read.cluster_codes(found.table, cluster)
     kind = resampling or (Resampling.POINT if clusters is None else Resampling.CLUSTER)
     if (kind is Resampling.CLUSTER) != (clusters is not None):
@@ -76,10 +91,41 @@ def fit_table(
             raise UsageError(f"a budget of {budget:g} FLOP", where="--budget", do="Give a positive number.")
     asked = tuple(budgets) or (float(found.c.max()), 10 * float(found.c.max()))
     measure = objective_named(objective)
+    default = HOFFMANN if optimum_of is None else setting.law_of(found)
+    chosen = default if law is None else law_named(law)
     other_laws = [law_named(name, "--others") for name in others]
-    fitted = fit_points(found, law_named(law), measure, pins or {})
+    forms = [law_named(name, "--holdout") for name in holdout or ()]
+    for one in (chosen, *other_laws, *forms):
+        if one.of_loss != (optimum_of is None):
+            what = "a loss" if one.of_loss else "the optimum of a setting"
+            raise UsageError(f"'{one.name}' is a law of {what}", where="--law", do="See --optimum-of.")
+    if u is not None and not any("u" in one.variables for one in (chosen, *other_laws, *forms)):
+        raise UsageError(
+            "no law that is fitted reads distinct tokens", where="--u", do="Fit --law repeated, or drop it."
+        )
+    fitted = fit_points(found, chosen, measure, pins or {})
     result = _summary(fitted, spec, interval, asked)
-    curves = isoflop.analyse(found, seed=seed)
+    if checks:
+        intervals = result.intervals | {"a": result.derived.get("a", {}).get("interval")}
+        parts |= {
+            "identifiability": identifiability.analyse(fitted),
+            "influence": influence.analyse(fitted, max(asked), intervals, clusters),
+            "sensitivity": sensitivity.analyse(fitted, max(asked)),
+        }
+    curves = isoflop.analyse(found, seed=seed) if optimum_of is None else {}
+    if curves and (bias := parabola_bias.analyse(fitted, curves)) is not None:
+        checks["parabola_bias"] = bias
+    if compare:
+        if optimum_of is not None:
+            raise UsageError("the approaches are compared on losses", where="--compare", do="Drop --optimum-of.")
+        draws = min(bootstrap, approaches.RESAMPLES)
+        if clusters is not None and envelope.why_not(found, clusters) is None:
+            checks["envelope"] = envelope.analyse(found, clusters, seed=seed, resamples=draws)
+        checks["interpolation"] = interpolate.analyse(found, seed=seed)
+        checks["compare"] = approaches.analyse(fitted, clusters, asked, seed=seed, resamples=draws)
+    if holdout is not None:
+        forms = forms or hold_out.default_forms(chosen)
+        parts["holdout"] = hold_out.analyse(found, chosen, forms, measure, pins=pins or {}, spec=spec)
     beside = [_summary(fit_points(found, other, measure, {}), spec, interval, asked).to_json() for other in other_laws]
     for other in beside:
         for shared in ("isoflop", "others", "checks", "bootstrap_samples", "provenance"):
@@ -92,7 +138,7 @@ def fit_table(
         "rows": len(table),
         "command": command,
         "where": where,
-        "columns": {"n": n, "d": d, "c": c, "loss": loss, "u": u, "cluster": cluster},
+        "columns": {"n": n, "d": d, "c": c, "loss": loss, "u": u, "cluster": cluster, "optimum_of": optimum_of},
         "conventions": list(found.conventions),
         "flops_per_nd": found.flops_per_nd,
         "pins": dict(pins or {}),
@@ -105,7 +151,10 @@ def fit_table(
             "pandas": pandas.__version__,
         },
     }
-    return dataclasses.replace(result, isoflop=curves, others=beside, provenance=provenance)
+    warnings = [*result.warnings, *(said for part in parts.values() for said in part.pop("warnings", ()))]
+    return dataclasses.replace(
+        result, isoflop=curves, others=beside, checks=parts, provenance=provenance, warnings=warnings
+    )
 
 
 def _summary(fitted: Fitted, spec: Bootstrap, kind: Interval, budgets: Sequence[float]) -> FitResult:
@@ -123,12 +172,11 @@ def _summary(fitted: Fitted, spec: Bootstrap, kind: Interval, budgets: Sequence[
         if kind is Interval.BCA:
             left_out = quantities(law, fitted.natural(bootstrap.jackknife(problem, theta, spec)), budgets, per_nd)
         for name, column in columns.items():
-            errors[name] = _finite(np.std(column, ddof=1)) if spec.resamples > 1 else None
+            errors[name] = _finite(np.std(column, ddof=1))
             intervals[name] = [
                 _finite(end)
                 for end in bootstrap.interval(column, values[name], None if left_out is None else left_out[name], kind)
             ]
-    residual = problem.log_loss - law.log_loss(theta, problem.logs)
     lowest = {name: min([values[name], *(intervals[name] or ())]) for name in law.constants if name not in pins}
     absent = [name for name, low in lowest.items() if low < NOTHING * found.loss.min()]
     rounded = [name for name in law.exponents if name in pins and pins[name] == round(pins[name], 2)]
@@ -151,10 +199,18 @@ def _summary(fitted: Fitted, spec: Bootstrap, kind: Interval, budgets: Sequence[
         certificate=_plain(proof),
         warnings=warnings,
         provenance={},
-        noise=_noise(found, residual, int(problem.free.sum())),
+        noise=fitted.noise,
         fitted_range={
             name: [float(column.min()), float(column.max())]
-            for name, column in (("n", found.n), ("d", found.d), ("c", found.c), ("loss", found.loss))
+            for name, column in (
+                ("n", found.n),
+                ("d", found.d),
+                ("tokens_per_parameter", found.d / found.n),
+                ("c", found.c),
+                ("u", found.u),
+                ("loss", found.loss),
+            )
+            if column is not None
         },
         isoflop={},
         others=[],
@@ -172,10 +228,12 @@ def _derived(
     def entry(name: str) -> dict[str, Any]:
         return {"value": _finite(values[name]), "interval": intervals[name]}
 
+    estimate = np.array([values[name] for name in law.parameters])
     optimum = [
         {
             "budget": float(budget),
             **{key: entry(f"{key}@{budget:.6g}") for key in ("n", "d", "tokens_per_parameter", "loss")},
+            "flat": [_finite(end) or None for end in near_optimal(law, estimate, budget, flops_per_nd)],
         }
         for budget in budgets
     ]
@@ -195,24 +253,6 @@ def _fit_warnings(found: read.Points, absent: Sequence[str], lost: float, kind: 
     if np.unique(np.round(np.log(found.c), 2)).size == 1:
         warnings.append("all runs have one compute budget: nothing here says how the optimum moves")
     return warnings
-
-
-def _noise(found: read.Points, residual: Array, parameters: int) -> dict[str, float | None]:
-    freedom = len(residual) - parameters
-    codes = read.repeats(found)
-    counts = np.bincount(codes)
-    inside = counts[codes] > 1
-    seed_sd = None
-    if inside.any():
-        logs = np.log(found.loss)
-        means = np.bincount(codes, logs) / counts
-        seed_sd = float(np.sqrt(np.sum((logs - means[codes])[inside] ** 2) / np.sum(counts[counts > 1] - 1)))
-    return {
-        "residual_sd": float(np.sqrt(np.sum(residual**2) / freedom)),
-        "freedom": float(freedom),
-        "seed_sd": seed_sd,
-        "repeated_points": float(inside.sum()),
-    }
 
 
 def _finite(value: Any) -> float | None:

@@ -42,6 +42,27 @@ class Fitted:
         """Natural parameters [..., P] of inner ones."""
         return self.law.to_natural(theta, self.centre)
 
+    @property
+    def noise(self) -> dict[str, float | None]:
+        """Standard deviations of the log loss: of the residuals, and between runs of equal n and d (None without)."""
+        found, problem = self.found, self.problem
+        residual = problem.log_loss - self.law.log_loss(self.theta, problem.logs)
+        freedom = len(residual) - int(problem.free.sum())
+        codes = read.repeats(found)
+        counts = np.bincount(codes)
+        inside = counts[codes] > 1
+        seed_sd = None
+        if inside.any():
+            logs = np.log(found.loss)
+            means = np.bincount(codes, logs) / counts
+            seed_sd = float(np.sqrt(np.sum((logs - means[codes])[inside] ** 2) / np.sum(counts[counts > 1] - 1)))
+        return {
+            "residual_sd": float(np.sqrt(np.sum(residual**2) / freedom)),
+            "freedom": float(freedom),
+            "seed_sd": seed_sd,
+            "repeated_points": float(inside.sum()),
+        }
+
 
 def fit_points(found: read.Points, law: Law, objective: Objective, pins: Mapping[str, float]) -> Fitted:
     """Fits from starts read off the data and certifies the best answer.

@@ -1,20 +1,35 @@
 """A fit and a prediction as plain text: warnings first, then the law, the optima and the IsoFLOP curves."""
 
-from lm.scaling.approaches import isoflop, setting
-from lm.scaling.checks import holdout
+from lm.scaling.approaches import compare, envelope, interpolate, isoflop, setting
+from lm.scaling.checks import holdout, identifiability, influence, parabola_bias, sensitivity
 from lm.scaling.planning.predict import Prediction
 from lm.scaling.result import FitResult
 from lm.scaling.words import entry, span
 
-CHECKS = {"setting": setting.lines, "holdout": holdout.lines}
+OF_THE_LAW = {
+    "identifiability": identifiability.lines,
+    "influence": influence.lines,
+    "sensitivity": sensitivity.lines,
+}
+CHECKS = {
+    "setting": setting.lines,
+    "holdout": holdout.lines,
+    "parabola_bias": parabola_bias.lines,
+    "envelope": envelope.lines,
+    "interpolation": interpolate.lines,
+    "compare": compare.lines,
+}
 
 
 def describe(result: FitResult) -> str:
     """The whole fit in plain text, ready to print."""
     lines = [f"WARNING: {warning}" for warning in result.warnings]
-    lines += [*_law(result), *_optima(result), *(isoflop.lines(result.isoflop) if result.isoflop else [])]
+    lines += [*_law(result), *_optima(result)]
     for name, part in result.checks.items():
-        lines += CHECKS[name](part)
+        lines += OF_THE_LAW[name](part) if name in OF_THE_LAW else []
+    lines += isoflop.lines(result.isoflop) if result.isoflop else []
+    for name, part in result.checks.items():
+        lines += CHECKS[name](part) if name in CHECKS else []
     for other in result.others:
         values = ", ".join(
             f"{name} {span(value, other['intervals'][name])}" for name, value in other["parameters"].items()
@@ -30,14 +45,17 @@ def describe_prediction(prediction: Prediction) -> str:
     """One prediction in plain text, warnings first."""
     lines = [f"WARNING: {warning}" for warning in prediction.warnings]
     (low, high), (far_low, far_high) = prediction.mean_interval, prediction.prediction_interval
+    what, unit, new, digits = ("loss", " nats/token", "run", ".5f")
+    if prediction.setting is not None:
+        what, unit, new, digits = (prediction.setting, "", "optimum", ".5g")
     return "\n".join(
         [
             *lines,
             f"n = {prediction.n:.6g} parameters, d = {prediction.d:.6g} tokens"
             + (f", {prediction.u:.6g} of them distinct" if prediction.u < prediction.d else ""),
-            f"loss {prediction.mean:.5f} nats/token",
-            f"  95 % interval of the mean   {low:.5f} to {high:.5f}",
-            f"  95 % prediction interval    {far_low:.5f} to {far_high:.5f}  (one new run)",
+            f"{what} {prediction.mean:{digits}}{unit}",
+            f"  95 % interval of the mean   {low:{digits}} to {high:{digits}}",
+            f"  95 % prediction interval    {far_low:{digits}} to {far_high:{digits}}  (one new {new})",
         ]
     )
 

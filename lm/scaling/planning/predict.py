@@ -37,7 +37,7 @@ class Extrapolation:
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """The predicted loss in nats/token at `n` parameters and `d` tokens, `u` of them distinct.
+    """The predicted loss in nats/token (or `setting`, in its unit) at `n` parameters and `d` tokens, `u` distinct.
 
     `mean_interval` is where the law may lie, `prediction_interval` where one new run may: it adds the residual noise of
     the fitted runs, or the seed noise of repeated ones where that is larger. Both are 95 %.
@@ -51,6 +51,7 @@ class Prediction:
     prediction_interval: tuple[float, float]
     extrapolation: Extrapolation
     warnings: tuple[str, ...]
+    setting: str | None = None
 
 
 def predict(result: FitResult, n: float, d: float, u: float | None = None) -> Prediction:
@@ -93,6 +94,7 @@ def predict(result: FitResult, n: float, d: float, u: float | None = None) -> Pr
         (float(far_low), float(far_high)),
         reach,
         warnings,
+        result.provenance["columns"].get("optimum_of"),
     )
 
 
