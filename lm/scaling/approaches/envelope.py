@@ -128,8 +128,8 @@ def allocation(curves: Curves, winner: Array) -> tuple[tuple[Array, Array], tupl
 def analyse(found: Points, clusters: Array, *, seed: int, resamples: int) -> dict[str, Any]:
     """{runs, values, used, exponents, points, shares, late, undecayed, warnings}: N*(C) and D*(C) from the envelope.
 
-    `clusters` [points] are the runs of the rows. `used` of `values` log-spaced computes have their lowest loss at a size
-    between others. Intervals are 95 % percentiles over `resamples` draws of whole runs.
+    `clusters` [points] are the runs of the rows. `used` of `values` log-spaced computes have their lowest loss at a
+    size between others. Intervals are 95 % percentiles over `resamples` draws of whole runs.
 
     Raises:
       UsageError: the rows are no training curves.

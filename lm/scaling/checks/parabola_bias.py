@@ -1,4 +1,4 @@
-"""What a parabola does to the fitted surface itself: its minima of losses without noise against the surface's optima."""
+"""What a parabola does to the fitted surface itself: minima without noise against its own optima."""
 
 from typing import Any
 
