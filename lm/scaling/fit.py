@@ -13,13 +13,12 @@ from lm.scaling import read
 from lm.scaling.approaches import compare as approaches
 from lm.scaling.approaches import envelope, interpolate, isoflop, setting
 from lm.scaling.checks import holdout as hold_out
-from lm.scaling.checks import identifiability, influence, sensitivity
-from lm.scaling.checks import parabola_bias
+from lm.scaling.checks import identifiability, influence, parabola_bias, sensitivity
 from lm.scaling.fitting import bootstrap
 from lm.scaling.fitting.bootstrap import Bootstrap, Interval, Resampling
 from lm.scaling.fitting.certificate import Certificate
 from lm.scaling.fitting.fitted import Fitted, fit_points
-from lm.scaling.fitting.objective import HUBER, Objective, objective_named
+from lm.scaling.fitting.objective import HUBER, Array, Objective, objective_named
 from lm.scaling.fitting.quantities import near_optimal, quantities
 from lm.scaling.laws import law_named
 from lm.scaling.laws.base import Law
@@ -61,6 +60,7 @@ def fit_table(
     optimum_of: str | None = None,
     holdout: Sequence[str] | None = None,
     compare: bool = False,
+    checks: bool = True,
     command: str = "",
 ) -> FitResult:
     """Fits a law to the rows of `table`, with IsoFLOP optima beside it and `others` fitted the same way.
@@ -71,6 +71,7 @@ def fit_table(
     optima, which are read off the losses and fitted in their place. `holdout` names laws to score by hold-out beside it
     (empty: a stated list of forms). `compare` sets all approaches side by side (see `approaches.compare`); for the
     envelope of training curves `cluster` names the run of each row.
+    `checks` says how far the answer is identified, which rows it hangs on and how it moves with delta.
 
     Raises:
       UsageError: anything wrong with the table or the request.
@@ -106,23 +107,20 @@ def fit_table(
     fitted = fit_points(found, chosen, measure, pins or {})
     result = _summary(fitted, spec, interval, asked)
     if checks:
-        intervals = result.intervals | {"a": result.derived.get("a", {}).get("interval")}
-        parts |= {
-            "identifiability": identifiability.analyse(fitted),
-            "influence": influence.analyse(fitted, max(asked), intervals, clusters),
-            "sensitivity": sensitivity.analyse(fitted, max(asked)),
-        }
+        made = _checks(fitted, result, max(asked), clusters)
+        result.warnings.extend(said for part in made.values() for said in part.pop("warnings", ()))
+        parts |= made
     curves = isoflop.analyse(found, seed=seed) if optimum_of is None else {}
     if curves and (bias := parabola_bias.analyse(fitted, curves)) is not None:
-        checks["parabola_bias"] = bias
+        parts["parabola_bias"] = bias
     if compare:
         if optimum_of is not None:
             raise UsageError("the approaches are compared on losses", where="--compare", do="Drop --optimum-of.")
         draws = min(bootstrap, approaches.RESAMPLES)
         if clusters is not None and envelope.why_not(found, clusters) is None:
-            checks["envelope"] = envelope.analyse(found, clusters, seed=seed, resamples=draws)
-        checks["interpolation"] = interpolate.analyse(found, seed=seed)
-        checks["compare"] = approaches.analyse(fitted, clusters, asked, seed=seed, resamples=draws)
+            parts["envelope"] = envelope.analyse(found, clusters, seed=seed, resamples=draws)
+        parts["interpolation"] = interpolate.analyse(found, seed=seed)
+        parts["compare"] = approaches.analyse(fitted, clusters, asked, seed=seed, resamples=draws)
     if holdout is not None:
         forms = forms or hold_out.default_forms(chosen)
         parts["holdout"] = hold_out.analyse(found, chosen, forms, measure, pins=pins or {}, spec=spec)
@@ -151,10 +149,16 @@ def fit_table(
             "pandas": pandas.__version__,
         },
     }
-    warnings = [*result.warnings, *(said for part in parts.values() for said in part.pop("warnings", ()))]
-    return dataclasses.replace(
-        result, isoflop=curves, others=beside, checks=parts, provenance=provenance, warnings=warnings
-    )
+    return dataclasses.replace(result, isoflop=curves, others=beside, checks=parts, provenance=provenance)
+
+
+def _checks(fitted: Fitted, result: FitResult, budget: float, clusters: Array | None) -> dict[str, dict[str, Any]]:
+    intervals = result.intervals | {"a": result.derived.get("a", {}).get("interval")}
+    return {
+        "identifiability": identifiability.analyse(fitted),
+        "influence": influence.analyse(fitted, budget, intervals, clusters),
+        "sensitivity": sensitivity.analyse(fitted, budget),
+    }
 
 
 def _summary(fitted: Fitted, spec: Bootstrap, kind: Interval, budgets: Sequence[float]) -> FitResult:
