@@ -282,6 +282,7 @@ COMMANDS: dict[str, tuple[Callable[[argparse.ArgumentParser], Runner], str]] = {
     "table": (_table, "lm table runs/quick --out table.csv"),
     "fit": (_fit, "lm fit runs.csv --n params --d tokens --loss loss --out fit.json"),
     "predict": (_predict, "lm predict --fit fit.json --n 1e9 --d 2e10"),
+    "plan": (_plan, "lm plan --fit fit.json --budget 1e24 --inference-tokens 2e12"),
     "report": (_report, "lm report runs/quick --format svg"),
     "count": (_count, "lm count --config configs/llama.py:8b --json"),
     "eval": (_eval, "lm eval --checkpoint runs/tiny --text book.txt --stride 64 --per-token tokens.jsonl"),

@@ -1,4 +1,4 @@
-"""From a fit to a budget's best model: N*, D* and loss with intervals, how flat the optimum is, what a smaller one costs.
+"""From a fit to a budget's best model: N*, D* and loss with intervals, how flat it is there, what a smaller one costs.
 
 The model is the compute-optimal one, or with tokens to be served the one of least training and serving together, and
 with few distinct tokens the one for which repeating them is allowed for.
@@ -6,7 +6,7 @@ with few distinct tokens the one for which repeating them is allowed for.
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from lm.scaling.laws import LAWS, law_named
 from lm.scaling.laws.base import Array
 from lm.scaling.laws.repeated import MUENNIGHOFF, REPEATED, REPEATED_FREE
 from lm.scaling.planning.next_runs import NextRuns, next_runs
-from lm.scaling.planning.optimum import MOST, Optimum, Surface, best, cheapest, log_tokens_for, near_optimal
+from lm.scaling.planning.optimum import MOST, SERVING, Optimum, Surface, best, cheapest, log_tokens_for, near_optimal
 from lm.scaling.planning.predict import Extrapolation, carried_over, extrapolation
 from lm.scaling.result import FitResult
 
@@ -84,9 +84,13 @@ class Optimal:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Everything that `lm plan` says; `warnings` are about the fit, those of each optimum stand with it."""
+    """Everything that `lm plan` says; `warnings` are about the fit, those of each optimum stand with it.
+
+    `columns` are those of the fit's table, which say how n and FLOP were counted.
+    """
 
     law: str
+    columns: Mapping[str, str | None]
     conventions: tuple[str, ...]
     flops_per_nd: float
     inference_tokens: float | None
@@ -116,17 +120,17 @@ def plan(
     _check(budgets, loss, inference_tokens, unique_tokens)
     surface, warnings = _surface(result, inference_tokens, unique_tokens)
     if not result.bootstrap_samples:
-        warnings.append("the fit has no bootstrap samples: no intervals (fit with --bootstrap 1000)")
+        warnings.append("the fit has no bootstrap samples: no intervals and no next runs (fit with --bootstrap 1000)")
     found = [_best(surface, budget) for budget in budgets] if loss is None else [_cheapest(surface, result, loss)]
     proposed = None
     if next_count:
-        last = max(found, key=lambda optimum: optimum.budget[0])
+        last = max(float(optimum.budget[0]) for optimum in found)
         resamples = dataclasses.replace(surface, parameters=surface.parameters[1:])
-        proposed = next_runs(
-            result, resamples, last.log_n[1:], budget=float(last.budget[0]), count=next_count, cap=next_budget
-        )
+        aim = best(resamples, last).log_n
+        proposed = next_runs(result, resamples, aim, budget=last, count=next_count, cap=next_budget)
     return Plan(
         result.law,
+        result.provenance["columns"],
         tuple(result.provenance["conventions"]),
         surface.flops_per_nd,
         inference_tokens,
@@ -142,9 +146,12 @@ def _check(
 ) -> None:
     if bool(budgets) == (loss is not None):
         raise UsageError("give either budgets or one loss", where="--budget, --loss", do="For example --budget 1e24.")
-    asked = [("--budget", "FLOP", budget) for budget in budgets]
-    asked += [("--loss", "nats/token", loss), ("--inference-tokens", "tokens", inference_tokens)]
-    asked += [("--unique-tokens", "tokens", unique_tokens)]
+    asked = [
+        *(("--budget", "FLOP", budget) for budget in budgets),
+        ("--loss", "nats/token", loss),
+        ("--inference-tokens", "tokens", inference_tokens),
+        ("--unique-tokens", "tokens", unique_tokens),
+    ]
     for flag, unit, value in asked:
         if value is not None and not 0 < value < MOST:
             raise UsageError(f"{value:g} {unit}", where=flag, do=f"Give a positive number below {MOST:g}.")
@@ -255,7 +262,7 @@ def _smaller(surface: Surface, optimum: Optimum) -> tuple[Smaller, ...]:
     rows = []
     for share, tokens, log_loss in zip(SMALLER, same_loss, same_budget, strict=True):
         extra = share * tokens / d_best - 1
-        served = surface.flops_per_nd * d_best * extra / (2 * (1 - share))
+        served = surface.flops_per_nd * d_best * extra / (SERVING * (1 - share))
         rows.append(
             Smaller(
                 share,

@@ -10,7 +10,8 @@ from lm.scaling.result import FitResult
 
 LEVEL = 0.95
 NOISE_GRID = 400
-CARRIED_OVER = ("THE FIT", "E not", "of the resamples")  # a fit's warnings that bear on what it predicts
+# The warnings of a fit that bear on what it predicts.
+CARRIED_OVER = ("THE FIT", "E not", "of the resamples", "one compute budget")
 
 
 @dataclasses.dataclass(frozen=True)
