@@ -200,6 +200,35 @@ def _predict(parser: argparse.ArgumentParser) -> Runner:
     return run
 
 
+def _plan(parser: argparse.ArgumentParser) -> Runner:
+    """Plans the best model for a budget or a loss from a fit, and the runs to train next; writes them as a ladder."""
+    parser.add_argument("--fit", required=True, metavar="FILE", help="fit.json of `lm fit`")
+    parser.add_argument("--budget", metavar="FLOP", type=float, action="append", default=[], help="repeatable")
+    parser.add_argument("--loss", type=float, help="instead of a budget: the cheapest model of this loss, nats/token")
+    parser.add_argument("--inference-tokens", metavar="T", type=float, help="tokens to be served: 2 n T FLOP more")
+    parser.add_argument("--unique-tokens", metavar="U", type=float, help="distinct training tokens that there are")
+    parser.add_argument("--next", metavar="K", type=int, help="runs to propose for a narrower N* (default 3; 0: none)")
+    parser.add_argument("--next-budget", metavar="FLOP", type=float, help="for all of them (default: largest fitted)")
+    parser.add_argument("--ladder", metavar="FILE", type=Path, help="write them as a ladder for `lm sweep`")
+    parser.add_argument("--base", metavar="LADDER[:ARG]", help="the ladder that it continues")
+    parser.add_argument("--column", metavar="K", type=int, default=0, help="K sizes about N* at the budget in it too")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+    def run(args: argparse.Namespace) -> None:
+        from lm.scaling.planning import command
+
+        if (args.ladder is None) != (args.base is None) or (args.column and not args.ladder) or args.column < 0:
+            raise UsageError("--ladder FILE, --base LADDER and --column K go together", where="--ladder")
+        found = command.plan(args)
+        if args.ladder is not None:
+            from lm.sweep.propose import write_ladder
+
+            added = write_ladder(found, args.ladder, args.base, column=args.column)
+            print(f"written: {args.ladder}, {added} cells after those of {args.base}", file=sys.stderr)
+
+    return run
+
+
 def _table(parser: argparse.ArgumentParser) -> Runner:
     """Joins the finished runs under sweep folders into one table."""
     parser.add_argument("folders", nargs="+", metavar="DIR")
