@@ -6,11 +6,15 @@ from collections.abc import Mapping
 import numpy as np
 
 from lm.scaling import read
-from lm.scaling.fitting.certificate import Certificate, certify
+from lm.scaling.fitting.certificate import ROUNDING, Certificate, certify
 from lm.scaling.fitting.objective import Array, Objective
 from lm.scaling.fitting.prepare import prepare
 from lm.scaling.fitting.solve import Problem, Solution, minimise
 from lm.scaling.laws.base import Law
+
+RESTARTS = 32
+RISES = (0.01, 0.3)  # of the objective at the answer
+FLATTEST = 1e-10  # of the largest curvature: a direction that no point bends is not followed to infinity
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,13 +69,42 @@ class Fitted:
 
 
 def fit_points(found: read.Points, law: Law, objective: Objective, pins: Mapping[str, float]) -> Fitted:
-    """Fits from starts read off the data and certifies the best answer.
+    """Fits from starts read off the data, then from around the best answer, and certifies the best.
+
+    The way through wider deltas leads all starts into one valley; where its floor has several optima (few points lie
+    within delta), those around it are found from the floor only.
 
     Raises:
       UsageError: an impossible pin, too few points, or a design in which the exponents cannot be told apart.
     """
     problem, centre, starts = prepare(found, law, objective, pins)
     solution = minimise(problem, starts, far=True)
+    answer = solution.theta[solution.value.argmin()]
+    if np.abs(problem.residual(answer)).max() > ROUNDING:
+        around = _around(problem, answer)
+        again = minimise(problem, around)
+        starts = np.concatenate([starts, around])
+        solution = Solution(*(np.concatenate(pair) for pair in zip(_columns(solution), _columns(again), strict=True)))
     best = int(np.argmin(solution.value))
     proof = certify(problem, solution, best, starts)
     return Fitted(found, dict(pins), problem, centre, starts, solution, solution.theta[best], proof)
+
+
+def _around(problem: Problem, answer: Array) -> Array:
+    """Starts [RESTARTS, P] in random directions from `answer`, where the objective is some RISES higher."""
+    random = np.random.default_rng(0)
+    residual, slopes = (part[0] for part in problem.residual_and_slopes(answer[None]))
+    size, delta = np.abs(residual), problem.objective.delta
+    bend = 1 / np.maximum(size, np.median(size)) if delta == 0 else np.minimum(1, delta / np.maximum(size, ROUNDING))
+    slopes = slopes[problem.free]
+    values, axes = np.linalg.eigh((slopes * bend * problem.objective.sided(residual)) @ slopes.T)
+    directions = random.standard_normal((RESTARTS, len(values)))
+    directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+    rise = float(problem.value(answer)) * np.exp(random.uniform(*np.log(RISES), (RESTARTS, 1)))
+    starts = np.repeat(answer[None], RESTARTS, axis=0)
+    starts[:, problem.free] += directions * np.sqrt(2 * rise / np.maximum(values, FLATTEST * values.max())) @ axes.T
+    return np.clip(starts, problem.low, problem.high)
+
+
+def _columns(solution: Solution) -> list[Array]:
+    return [getattr(solution, field.name) for field in dataclasses.fields(solution)]

@@ -11,6 +11,7 @@ from lm.scaling.laws.base import Array, Law, Logs, Relative, log_sum
 from lm.scaling.laws.power import HOFFMANN, START_SPLITS, TIED
 
 START_GAMMAS = (0.6, 1.0, 1.6)
+EVERY = 5  # of Hoffmann's starts; shares no factor with the sides of their grid
 START_KAPLAN_EXPONENTS = (0.05, 0.1, 0.2, 0.4)
 KAPLAN_REACH = 200.0  # e-folds that N_c and D_c may lie from the data: log(loss) / alpha with alpha from .01 on
 FLOPS_PER_ND = 6.0
@@ -31,11 +32,21 @@ class Gamma(Law):
         e, log_a, log_b, alpha, beta, gamma = np.moveaxis(theta[..., None], -2, 0)
         return np.log(e + np.exp(gamma * log_sum(log_a - alpha * logs["n"], log_b - beta * logs["d"])))
 
+    def log_loss_and_jacobian(self, theta: Array, logs: Logs) -> tuple[Array, Array]:
+        e, log_a, log_b, alpha, beta, gamma = np.moveaxis(theta[..., None], -2, 0)
+        of_n, of_d = log_a - alpha * logs["n"], log_b - beta * logs["d"]
+        total = log_sum(of_n, of_d)
+        loss = e + np.exp(gamma * total)
+        share = 1 - e / loss
+        by_n, by_d = (share * gamma * np.exp(term - total) for term in (of_n, of_d))
+        slopes = [1 / loss, by_n, by_d, -by_n * logs["n"], -by_d * logs["d"], share * total]
+        return np.log(loss), np.stack(slopes, axis=1)
+
     def starts(self, logs: Logs, loss: Array) -> Array:
-        """Hoffmann's starts with the same sum of terms at the centre and the same slopes, for each gamma."""
+        """Some of Hoffmann's starts with the same sum of terms at the centre and the same slopes, for each gamma."""
         found = []
         for gamma in START_GAMMAS:
-            theta = HOFFMANN.starts(logs, loss)
+            theta = HOFFMANN.starts(logs, loss)[::EVERY]
             total = log_sum(theta[:, 1], theta[:, 2])
             theta[:, 1:3] += ((1 / gamma - 1) * total)[:, None]
             theta[:, 3:5] = theta[:, 3:5] / gamma
@@ -98,6 +109,11 @@ class Overtraining(Law):
 
     def log_loss(self, theta: Array, logs: Logs) -> Array:
         return TIED.log_loss(_tied(theta), logs)
+
+    def log_loss_and_jacobian(self, theta: Array, logs: Logs) -> tuple[Array, Array]:
+        value, slopes = TIED.log_loss_and_jacobian(_tied(theta), logs)
+        slopes[:, 3] = 2 * slopes[:, 3] - math.log(FLOPS_PER_ND) * (slopes[:, 1] + slopes[:, 2])
+        return value, slopes
 
     def starts(self, logs: Logs, loss: Array) -> Array:
         """The tied law's."""
