@@ -233,6 +233,7 @@ def _table(parser: argparse.ArgumentParser) -> Runner:
     """Joins the finished runs under sweep folders into one table."""
     parser.add_argument("folders", nargs="+", metavar="DIR")
     parser.add_argument("--out", metavar="FILE", help="CSV to write (default: print it)")
+    parser.add_argument("--curves", action="store_true", help="a row for each logged training step, not for each run")
     parser.add_argument("--mixed", action="store_true", help="join different corpora, tokenizers or evaluations")
 
     def run(args: argparse.Namespace) -> None:

@@ -11,7 +11,7 @@ from lm.base.errors import UsageError
 from lm.scaling import read
 from lm.scaling.fit import fit_table
 from lm.scaling.fitting.bootstrap import Interval, Resampling
-from lm.scaling.join import join
+from lm.scaling.join import join, join_curves
 from lm.scaling.laws import law_named
 from lm.scaling.pages.describe import describe, describe_prediction
 from lm.scaling.planning.predict import predict as predict_loss
@@ -64,15 +64,15 @@ def predict(args: argparse.Namespace) -> None:
 
 
 def table(args: argparse.Namespace) -> None:
-    """`lm table`: joins run folders; names the unfinished ones on standard error."""
-    rows, unfinished = join(args.folders, mixed=args.mixed)
+    """`lm table`: joins run folders or their curves; names the folders that give no row on standard error."""
+    rows, unfinished = (join_curves if args.curves else join)(args.folders, mixed=args.mixed)
     for folder in unfinished:
-        print(f"unfinished: {folder}", file=sys.stderr)
+        print(f"unfinished{', or without metrics.jsonl' if args.curves else ''}: {folder}", file=sys.stderr)
     if args.out is None:
         print(rows.to_csv(index=False), end="")
         return
     files.write_text(args.out, rows.to_csv(index=False))
-    print(f"{len(rows)} runs: {args.out}")
+    print(f"{len(rows)} {'steps' if args.curves else 'runs'}: {args.out}")
 
 
 def _own_columns(args: argparse.Namespace, names: list[str]) -> tuple[read.Columns, str | None]:

@@ -11,7 +11,7 @@ import numpy as np
 from lm.base.errors import UsageError
 from lm.scaling import read
 from lm.scaling.approaches import compare as approaches
-from lm.scaling.approaches import envelope, interpolate, isoflop, setting
+from lm.scaling.approaches import envelope, isoflop, setting
 from lm.scaling.checks import holdout as hold_out
 from lm.scaling.checks import identifiability, influence, parabola_bias, sensitivity
 from lm.scaling.fitting import bootstrap
@@ -19,10 +19,12 @@ from lm.scaling.fitting.bootstrap import Bootstrap, Interval, Resampling
 from lm.scaling.fitting.certificate import Certificate
 from lm.scaling.fitting.fitted import Fitted, fit_points
 from lm.scaling.fitting.objective import HUBER, Array, Objective, objective_named
-from lm.scaling.fitting.quantities import near_optimal, quantities
+from lm.scaling.fitting.quantities import quantities
 from lm.scaling.laws import law_named
 from lm.scaling.laws.base import Law
 from lm.scaling.laws.power import HOFFMANN
+from lm.scaling.planning.optimum import Surface, best, near_optimal
+from lm.scaling.planning.plan import EDGE, NEAR
 from lm.scaling.result import FitResult
 
 if TYPE_CHECKING:
@@ -110,17 +112,14 @@ def fit_table(
         made = _checks(fitted, result, max(asked), clusters)
         result.warnings.extend(said for part in made.values() for said in part.pop("warnings", ()))
         parts |= made
-    curves = isoflop.analyse(found, seed=seed) if optimum_of is None else {}
-    if curves and (bias := parabola_bias.analyse(fitted, curves)) is not None:
+    ends = envelope.last_rows(found, clusters)
+    curves = isoflop.analyse(ends, seed=seed) if optimum_of is None else {}
+    if curves and (bias := parabola_bias.analyse(fitted, ends, curves)) is not None:
         parts["parabola_bias"] = bias
     if compare:
         if optimum_of is not None:
             raise UsageError("the approaches are compared on losses", where="--compare", do="Drop --optimum-of.")
-        draws = min(bootstrap, approaches.RESAMPLES)
-        if clusters is not None and envelope.why_not(found, clusters) is None:
-            parts["envelope"] = envelope.analyse(found, clusters, seed=seed, resamples=draws)
-        parts["interpolation"] = interpolate.analyse(found, seed=seed)
-        parts["compare"] = approaches.analyse(fitted, clusters, asked, seed=seed, resamples=draws)
+        parts |= approaches.parts(fitted, clusters, asked, seed=seed, resamples=min(bootstrap, approaches.RESAMPLES))
     if holdout is not None:
         forms = forms or hold_out.default_forms(chosen)
         parts["holdout"] = hold_out.analyse(found, chosen, forms, measure, pins=pins or {}, spec=spec)
@@ -237,11 +236,18 @@ def _derived(
         {
             "budget": float(budget),
             **{key: entry(f"{key}@{budget:.6g}") for key in ("n", "d", "tokens_per_parameter", "loss")},
-            "flat": [_finite(end) or None for end in near_optimal(law, estimate, budget, flops_per_nd)],
+            "flat": _flat(Surface(law, estimate[None], flops_per_nd), budget),
         }
         for budget in budgets
     ]
     return {"a": entry("a"), "b": entry("b"), "flops_per_nd": flops_per_nd, "optimum": optimum}
+
+
+def _flat(surface: Surface, budget: float) -> list[float | None]:
+    """The least and the most parameters within 0.1 % of the optimal loss; None where that is one token or parameter."""
+    low, high = (float(end[0]) for end in near_optimal(surface, best(surface, budget), NEAR))
+    edge = float(surface.largest(budget))
+    return [math.exp(low) if low > EDGE else None, math.exp(high) if high < edge - EDGE else None]
 
 
 def _fit_warnings(found: read.Points, absent: Sequence[str], lost: float, kind: Resampling) -> list[str]:

@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 
 from lm.base.errors import UsageError
-from lm.scaling.approaches import envelope, isoflop
+from lm.scaling.approaches import envelope, interpolate, isoflop
 from lm.scaling.approaches.curve import PARABOLA, Curve
 from lm.scaling.approaches.envelope import Curves
-from lm.scaling.approaches.interpolate import AKIMA
-from lm.scaling.fitting.bootstrap import residuals
 from lm.scaling.fitting.fitted import Fitted, fit_points
 from lm.scaling.fitting.quantities import quantities
 from lm.scaling.fitting.solve import minimise
@@ -29,8 +27,7 @@ FAR = 10.0  # times the largest compute: where disagreement is measured
 PATH = 25  # computes from the smallest to the far one, for a figure
 SURFACES: tuple[Law, ...] = (TIED, GAMMA, KAPLAN_JOINT)  # beside Hoffmann's, the reference
 REFERENCE = f"3: {HOFFMANN.name}"
-# Six equally likely weights of mean 0 and variance 1 (Webb 2023): for few clusters better than two signs.
-WILD = np.sqrt(np.array([0.5, 1.0, 1.5, 0.5, 1.0, 1.5])) * np.array([-1, -1, -1, 1, 1, 1])
+LEAST_LEFT = 0.1  # of a residual's variance: a point that the fit runs through would get any residual
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +52,21 @@ class _Absent:
     reason: str
 
 
+def parts(
+    fitted: Fitted, clusters: Array | None, budgets: Sequence[float], *, seed: int, resamples: int = RESAMPLES
+) -> dict[str, dict[str, Any]]:
+    """The comparison and the approaches that are made for it alone: `envelope` (of curves), `interpolation`, `compare`.
+
+    Raises:
+      UsageError: as `analyse`.
+    """
+    found, made = fitted.found, {}
+    if clusters is not None and envelope.why_not(found, clusters) is None:
+        made["envelope"] = envelope.analyse(found, clusters, seed=seed, resamples=resamples)
+    made["interpolation"] = interpolate.analyse(envelope.last_rows(found, clusters), seed=seed)
+    return made | {"compare": analyse(fitted, clusters, budgets, seed=seed, resamples=resamples)}
+
+
 def analyse(
     fitted: Fitted, clusters: Array | None, budgets: Sequence[float], *, seed: int, resamples: int = RESAMPLES
 ) -> dict[str, Any]:
@@ -62,11 +74,11 @@ def analyse(
 
     `fitted` gives points, objective and, where it is Hoffmann's law, its pins. `clusters` [points] are runs: where each
     is a training curve, approach 1 reads the curves and all others the last row of each run.
-    Every approach is applied to the same pseudo-tables: Hoffmann's fitted surface with its residuals resampled (scaled
-    for the fitted parameters). A training curve moves as a whole, with the residual of its last row; clusters that are
-    no curves have their residuals multiplied by one random weight each. An interval is the estimate plus the spread of
-    the draws about the same approach's answer for the surface without noise, so that approaches which disagree about
-    the surface itself keep their own centres.
+    Every approach is applied to the same pseudo-tables: Hoffmann's fitted surface with its residuals at random signs
+    (wild bootstrap of Davidson and Flachaire 2008, residuals over 1 - leverage: each point keeps its own size of noise,
+    which small runs have more of). A training curve moves as a whole, with the residual of its last row; clusters that
+    are no curves have one sign each. An interval is the estimate plus the spread of the draws about the same approach's
+    answer for the surface without noise: approaches that disagree about the surface keep their own centres.
 
     Raises:
       UsageError: Hoffmann's surface cannot be fitted to the points.
@@ -85,7 +97,7 @@ def analyse(
     answers: dict[str, _Answers | _Absent] = {"1: envelope": _Absent(str(reason))}
     if curves is not None:
         answers["1: envelope"] = _envelope(curves, stack)
-    for curve in (PARABOLA, AKIMA):
+    for curve in (PARABOLA, interpolate.AKIMA):
         usable = np.array([part["budget"] for part in isoflop.analyse(ends, seed=seed, curve=curve)["budgets"]])
         for key in ("n", "d"):
             answers[f"2: {curve.name} in {key.upper()}"] = _minima(ends, usable, curve, key, stack, per_nd)
@@ -106,7 +118,7 @@ def analyse(
         "points": len(ends),
         "rows": "the last row of each run" if curves is not None else "all rows",
         "resamples": resamples,
-        "resampling": "residual" if clusters is None or curves is not None else "residual, one weight a cluster",
+        "resampling": "run" if curves is not None else "point" if clusters is None else "cluster",
         "flops_per_nd": per_nd,
         "approaches": [
             _row(name, answer, present[REFERENCE], budgets, far, path, per_nd) for name, answer in present.items()
@@ -125,7 +137,7 @@ def lines(part: dict[str, Any]) -> list[str]:
     """The comparison as text."""
     found = [
         f"all approaches, {part['points']} points ({part['rows']}), {part['objective']}; 95 % intervals from the same "
-        f"{part['resamples']} pseudo-tables ({part['resampling']} resampling of {part['reference'][3:]})"
+        f"{part['resamples']} pseudo-tables (residuals of {part['reference'][3:]}, a sign a {part['resampling']})"
     ]
     for row in part["approaches"]:
         mark = "" if row["certified"] in (True, None) else "   NOT CERTIFIED"
@@ -156,12 +168,14 @@ def lines(part: dict[str, Any]) -> list[str]:
 def _pseudo_tables(surface: Fitted, clusters: Array | None, resamples: int, seed: int) -> Array:
     """Log losses [2 + R, points]: the table's own, the surface's, and draws."""
     random = np.random.default_rng(seed)
-    predicted, residual = residuals(surface.problem, surface.theta)
-    if clusters is None:
-        drawn = residual[random.integers(len(residual), size=(resamples, len(residual)))]
-    else:
-        drawn = residual * random.choice(WILD, size=(resamples, clusters.max() + 1))[:, clusters]
-    return np.concatenate([surface.problem.log_loss[None], predicted[None], predicted + drawn])
+    problem = surface.problem
+    (predicted,), (jacobian,) = problem.law.log_loss_and_jacobian(surface.theta[None], problem.logs)
+    basis, _ = np.linalg.qr(jacobian[problem.free].T)
+    left = np.maximum(1 - np.sum(basis**2, axis=1), LEAST_LEFT)
+    groups = np.arange(len(predicted)) if clusters is None else clusters
+    signs = random.choice([-1.0, 1.0], size=(resamples, groups.max() + 1))[:, groups]
+    drawn = predicted + signs * (problem.log_loss - predicted) / left
+    return np.concatenate([problem.log_loss[None], predicted[None], drawn])
 
 
 def _envelope(curves: Curves, stack: Array) -> _Answers | _Absent:

@@ -54,6 +54,14 @@ def why_not(found: Points, clusters: Array | None) -> str | None:
     return None
 
 
+def last_rows(found: Points, clusters: Array | None) -> Points:
+    """The points where training curves end, one a run; all points where they are no curves."""
+    if clusters is None or why_not(found, clusters) is not None:
+        return found
+    order = np.lexsort([found.c, clusters])
+    return found.subset(order[np.append(np.diff(clusters[order]) > 0, True)])
+
+
 def read_curves(found: Points, clusters: Array) -> Curves:
     """Smooths each run's curve and interpolates it in log c at log-spaced compute that at least three runs reach.
 

@@ -11,6 +11,7 @@ from lm.scaling.words import entry, span
 Array = np.ndarray
 
 SAME_BUDGET = 0.05
+WIDEST_BUDGET = 1.3  # largest over smallest compute: points that are each near the next may be far from one another
 DRAWS, FEWEST_DRAWS, DRAWN_NUMBERS = 4000, 200, 4_000_000
 SHOWN_REFUSALS = 12
 
@@ -31,8 +32,10 @@ def analyse(found: Points, *, seed: int, curve: Curve = PARABOLA) -> dict[str, A
         rows = np.flatnonzero(codes == k)
         if np.unique(found.n[rows]).size == 1:
             continue  # a lone size was never meant as a curve: a grid of N x D has many
-        reason = curve.refusal(np.log(found.n[rows]), found.loss[rows]) or curve.refusal(
-            np.log(found.d[rows]), found.loss[rows]
+        reason = (
+            _spread_refusal(found.c[rows])
+            or curve.refusal(np.log(found.n[rows]), found.loss[rows])
+            or curve.refusal(np.log(found.d[rows]), found.loss[rows])
         )
         if reason:
             refused.append({"budget": float(budget), "reason": reason})
@@ -148,6 +151,11 @@ def _plain_coefficients(x: Array, loss: Array) -> list[float]:
     """c0, c1, c2 of the parabola in x itself, not centred."""
     (c0, c1, c2), centre = coefficients(x, loss[None])[0], x.mean()
     return [float(c0 - c1 * centre + c2 * centre**2), float(c1 - 2 * c2 * centre), float(c2)]
+
+
+def _spread_refusal(c: Array) -> str | None:
+    factor = c.max() / c.min()
+    return f"its compute runs over a factor of {factor:.3g}: no one budget" if factor > WIDEST_BUDGET else None
 
 
 def _interval_refusal(draws: Array, x: Array, what: str) -> str | None:

@@ -7,20 +7,21 @@ import numpy as np
 from lm.scaling.approaches.curve import PARABOLA
 from lm.scaling.approaches.isoflop import power_law, rows_of
 from lm.scaling.fitting.fitted import Fitted
+from lm.scaling.read import Points
 
 FAR = 10.0  # times the largest budget
 
 
-def analyse(fitted: Fitted, isoflop: dict[str, Any]) -> dict[str, Any] | None:
+def analyse(fitted: Fitted, found: Points, isoflop: dict[str, Any]) -> dict[str, Any] | None:
     """The error in per cent of N* and D* by parabolas, if the fitted law were true and the runs had no noise.
 
-    At each usable budget of `isoflop` (of the same points), and of their power laws carried to ten times the largest.
-    None where the law allocates nothing or no budget is usable.
+    At each usable budget of `isoflop`, which was made of the points `found`, and of their power laws carried to ten
+    times the largest. None where the law allocates nothing or no budget is usable.
     """
-    found, law = fitted.found, fitted.law
+    law = fitted.law
     if not law.allocates or not isoflop["budgets"]:
         return None
-    exact = np.exp(law.log_loss(fitted.theta, fitted.problem.logs))
+    exact = law.predict(fitted.estimate, {name: found.variable(name) for name in law.variables})
     budgets = np.array([part["budget"] for part in isoflop["budgets"]])
     places, optima = np.empty((2, 2, len(budgets)))  # N and D
     for k, rows in enumerate(rows_of(found, budgets)):

@@ -54,21 +54,16 @@ def draw(problem: Problem, answer: Array, spec: Bootstrap) -> Solution:
     points, count = problem.log_loss.shape[-1], spec.resamples
     start = np.repeat(answer[None], count, 0)
     if spec.kind is Resampling.RESIDUAL:
-        predicted, residual = residuals(problem, answer)
+        predicted = problem.law.log_loss(answer, problem.logs)
+        residual = problem.log_loss - predicted
+        freedom = points - int(problem.free.sum())
+        residual = (residual - residual.mean()) * np.sqrt(points / max(freedom, 1))
         drawn = predicted + residual[random.integers(points, size=(count, points))]
         return minimise(dataclasses.replace(problem, log_loss=drawn), start)
     codes = np.arange(points) if spec.clusters is None else spec.clusters
     groups = int(codes.max()) + 1
     weights = random.multinomial(groups, np.full(groups, 1 / groups), size=count).astype(np.float64)[:, codes]
     return minimise(dataclasses.replace(problem, weights=weights), start)
-
-
-def residuals(problem: Problem, answer: Array) -> tuple[Array, Array]:
-    """Predicted log losses [points] and centred residuals [points], scaled up for the fitted parameters."""
-    predicted = problem.law.log_loss(answer, problem.logs)
-    residual, points = problem.log_loss - predicted, len(problem.log_loss)
-    freedom = points - int(problem.free.sum())
-    return predicted, (residual - residual.mean()) * np.sqrt(points / max(freedom, 1))
 
 
 def jackknife(problem: Problem, answer: Array, spec: Bootstrap) -> Array:

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from lm.base.errors import UsageError
+from lm.scaling.join import training_rows
 from lm.scaling.result import FitResult
 
 _HELD_OUT = (
@@ -124,21 +125,10 @@ def _read_json(path: Path, needed: Sequence[str] = ()) -> dict[str, Any] | None:
 
 
 def _read_curve(folder: Path, row: Mapping[Any, Any], columns: dict[str, str]) -> Curve | None:
-    """A run that was killed in the middle of a write leaves a last line without its end: that line is left out."""
     path = folder / "metrics.jsonl"
     if not path.is_file():
         return None
-    rows = []
-    lines = path.read_text().splitlines()
-    for number, line in enumerate(lines, start=1):
-        try:
-            rows.append(json.loads(line))
-        except ValueError as error:
-            if number < len(lines):
-                raise UsageError(f"line {number} is not JSON: {error}", where=str(path),
-                                 do="Delete the cell's folder and run the sweep again.") from error  # fmt: skip
-    train = [(entry["tokens"], float(entry["loss"])) for entry in rows if entry["kind"] == "train"]
-    train = [pair for pair in train if np.isfinite(pair[1])]  # a loss that was not finite is written as text
+    train = [(entry["tokens"], entry["loss"]) for entry in training_rows(path)]
     if not train:
         return None
     tokens, loss = np.array(train, dtype=float).T
