@@ -1,6 +1,7 @@
 """One law fitted to one table: the answer with all that later questions about it need."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -13,7 +14,7 @@ from lm.scaling.fitting.solve import Problem, Solution, minimise
 from lm.scaling.laws.base import Law
 
 RESTARTS = 32
-RISES = (0.01, 0.3)  # of the objective at the answer
+LOG_RISES = math.log(0.01), math.log(0.3)  # of the objective at the answer
 FLATTEST = 1e-10  # of the largest curvature: a direction that no point bends is not followed to infinity
 
 
@@ -45,6 +46,19 @@ class Fitted:
     def natural(self, theta: Array) -> Array:
         """Natural parameters [..., P] of inner ones."""
         return self.law.to_natural(theta, self.centre)
+
+    @property
+    def headline(self) -> str:
+        """The quantity that the answer is judged by: a where the fit moves it, else the first free exponent or parameter."""
+        law, free = (
+            self.law,
+            [name for name, moves in zip(self.law.parameters, self.problem.free, strict=True) if moves],
+        )
+        exponents = [name for name in law.exponents if name in free]
+        terms = law.balanced(self.estimate)
+        if terms is not None and terms[1] != terms[3] and exponents:
+            return "a"
+        return (*exponents, *free)[0]
 
     @property
     def noise(self) -> dict[str, float | None]:
@@ -91,7 +105,7 @@ def fit_points(found: read.Points, law: Law, objective: Objective, pins: Mapping
 
 
 def _around(problem: Problem, answer: Array) -> Array:
-    """Starts [RESTARTS, P] in random directions from `answer`, where the objective is some RISES higher."""
+    """Starts [RESTARTS, P] in random directions from `answer`, where the objective is 1 to 30 % higher."""
     random = np.random.default_rng(0)
     residual, slopes = (part[0] for part in problem.residual_and_slopes(answer[None]))
     size, delta = np.abs(residual), problem.objective.delta
@@ -100,7 +114,7 @@ def _around(problem: Problem, answer: Array) -> Array:
     values, axes = np.linalg.eigh((slopes * bend * problem.objective.sided(residual)) @ slopes.T)
     directions = random.standard_normal((RESTARTS, len(values)))
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)
-    rise = float(problem.value(answer)) * np.exp(random.uniform(*np.log(RISES), (RESTARTS, 1)))
+    rise = float(problem.value(answer)) * np.exp(random.uniform(*LOG_RISES, (RESTARTS, 1)))
     starts = np.repeat(answer[None], RESTARTS, axis=0)
     starts[:, problem.free] += directions * np.sqrt(2 * rise / np.maximum(values, FLATTEST * values.max())) @ axes.T
     return np.clip(starts, problem.low, problem.high)
