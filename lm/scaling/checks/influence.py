@@ -28,8 +28,8 @@ def analyse(
     """The influence part of `fit.json`: {of, unit, half_width, points, largest, greedy, warnings}.
 
     One row (or cluster; over 500 rows one of 40 bands of compute) is left out at a time. `points` are those that move
-    the target furthest: a, the exponent of N* (for a law that allocates nothing, its first exponent); `largest` names
-    the furthest move of every parameter, a and N* at `budget`. `greedy` leaves out up to 8 in turn, towards smaller and
+    the target furthest: the headline of the fit, mostly a; `largest` names the furthest move of every parameter, a and
+    N* at `budget`. `greedy` leaves out up to 8 in turn, towards smaller and
     larger values of the target; the candidates of each turn are the 24 whose own absence moves it furthest that way.
     Least absolute deviations are refitted, without rows and with all, as Huber's sum with delta 1e-4. `half_width` is
     that of the target's 95 % interval among `intervals`; by the jackknife where it has none.
@@ -41,7 +41,7 @@ def analyse(
     refitted = _values(fitted, _refit(fitted, kept, np.repeat(fitted.theta[None], groups + 1, 0)), budget)
     whole = {name: values[0] for name, values in refitted.items()}
     left_out = {name: values[1:] for name, values in refitted.items()}
-    target = "a" if "a" in whole else (*fitted.law.exponents, *fitted.law.parameters)[0]
+    target = fitted.headline
     moved = {name: left_out[name] - whole[name] for name in whole}
     half_width = _half_width(intervals.get(target), left_out[target])
     greedy = _greedy(fitted, codes, unit, budget, target, moved[target])

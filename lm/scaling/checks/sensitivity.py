@@ -14,11 +14,11 @@ DELTAS = (0.0, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, math.inf)
 
 
 def analyse(fitted: Fitted, budget: float) -> dict[str, Any]:
-    """The sensitivity part of `fit.json`: {budget, sweep}, a row for each delta and the fit's own.
+    """The sensitivity part of `fit.json`: {budget, of, sweep}, a row for each delta and the fit's own.
 
     A row is {delta, parameters, a, tokens_per_parameter, beyond_delta, own}: a delta of 0 is least absolute deviations,
     null least squares; tokens/parameter at `budget` FLOP; `beyond_delta` the share of points with a larger residual.
-    Residuals, sides and pins are those of the fit.
+    Residuals, sides and pins are those of the fit; `of` is what its text shows.
     """
     own = fitted.problem.objective.delta
     sweep, theta = [], fitted.theta
@@ -40,20 +40,20 @@ def analyse(fitted: Fitted, budget: float) -> dict[str, Any]:
                 "own": delta == own,
             }
         )
-    return {"budget": budget, "sweep": sweep[::-1]}
+    return {"budget": budget, "of": fitted.headline, "sweep": sweep[::-1]}
 
 
 def lines(part: dict[str, Any]) -> list[str]:
     """The sweep in plain text: one line, delta by delta."""
-    allocates = part["sweep"][0]["a"] is not None
-    first = next(iter(part["sweep"][0]["parameters"])) if not allocates else ""
+    of, ratios = part["of"], part["of"] == "a"
     rows = []
     for row in part["sweep"]:
         delta = {None: "least squares", 0: "absolute"}.get(row["delta"], f"{row['delta'] or 0:g}")
-        ratio = "unbounded" if row["tokens_per_parameter"] is None else f"{row['tokens_per_parameter']:.1f}"
-        value = f"{row['a']:.4f}/{ratio}" if allocates else f"{row['parameters'][first]:.5g}"
-        rows.append(f"{delta}{' (this fit)' * row['own']} {value}")
-    meaning = f"a/tokens per parameter at {part['budget']:.3g} FLOP" if allocates else first
+        value = f"{row['a'] if ratios else row['parameters'][of]:.4g}"
+        ratio = row["tokens_per_parameter"]
+        beside = "" if not ratios else "/unbounded" if ratio is None else f"/{ratio:.1f}"
+        rows.append(f"{delta}{' (this fit)' * row['own']} {value}{beside}")
+    meaning = f"a/tokens per parameter at {part['budget']:.3g} FLOP" if ratios else of
     return [f"delta sweep, {meaning}: " + ", ".join(rows)]
 
 

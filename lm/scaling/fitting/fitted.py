@@ -49,13 +49,10 @@ class Fitted:
 
     @property
     def headline(self) -> str:
-        """The quantity that the answer is judged by: a where the fit moves it, else the first free exponent or parameter."""
-        law, free = (
-            self.law,
-            [name for name, moves in zip(self.law.parameters, self.problem.free, strict=True) if moves],
-        )
-        exponents = [name for name in law.exponents if name in free]
-        terms = law.balanced(self.estimate)
+        """What the answer is judged by: a where the fit moves it, else its first free exponent or parameter."""
+        free = [name for name, moves in zip(self.law.parameters, self.problem.free, strict=True) if moves]
+        exponents = [name for name in self.law.exponents if name in free]
+        terms = self.law.balanced(self.estimate)
         if terms is not None and terms[1] != terms[3] and exponents:
             return "a"
         return (*exponents, *free)[0]
