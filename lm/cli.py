@@ -162,7 +162,7 @@ def _fit(parser: argparse.ArgumentParser) -> Runner:
         "--objective",
         default="huber_log",
         help="huber_log (delta 1e-3), huber_log:DELTA, log_least_squares, log_absolute, log_asymmetric (over 10), "
-        "log_asymmetric:OVER or least_squares (nats)",
+        "log_asymmetric:OVER; in nats: least_squares, asymmetric, asymmetric:OVER",
     )
     parser.add_argument("--pin", metavar="NAME=VALUE", action="append", default=[], help="hold a parameter fixed")
     parser.add_argument("--cluster", metavar="COL", help="resample whole clusters of rows; with --compare: the run")

@@ -29,7 +29,7 @@ class Objective:
     @property
     def stages(self) -> tuple[float, ...]:
         """The deltas that are solved one after the other, each from the answer of the one before."""
-        return (1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8) if self.delta == 0 else (self.delta,)
+        return (1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-10) if self.delta == 0 else (self.delta,)
 
     @property
     def approach(self) -> tuple[float, ...]:
@@ -60,18 +60,24 @@ class Objective:
 
 HUBER = Objective("huber_log", 1e-3)
 ASYMMETRIC = Objective("log_asymmetric", 0.0, over=10.0)
+LINEAR_ASYMMETRIC = Objective("asymmetric", 0.0, over=10.0, logarithm=False)
 OBJECTIVES: tuple[Objective, ...] = (
     HUBER,
     Objective("log_least_squares", math.inf),
     Objective("log_absolute", 0.0),
     ASYMMETRIC,
     Objective("least_squares", math.inf, logarithm=False),
+    LINEAR_ASYMMETRIC,
 )
-NUMBERED = {HUBER.name: "delta", ASYMMETRIC.name: "over"}  # what the number after a colon sets
+NUMBERED = {
+    HUBER.name: "delta",
+    ASYMMETRIC.name: "over",
+    LINEAR_ASYMMETRIC.name: "over",
+}  # what the number after a colon sets
 
 
 def objective_named(name: str) -> Objective:
-    """The objective of that name; `huber_log:DELTA` and `log_asymmetric:OVER` set their number.
+    """The objective of that name; `huber_log:DELTA`, `log_asymmetric:OVER` and `asymmetric:OVER` set their number.
 
     Raises:
       UsageError: no such objective, or a number that is not positive (for OVER: below 1).
@@ -92,6 +98,4 @@ def objective_named(name: str) -> Objective:
     if not (least < value < math.inf or value == least == 1.0):
         what = f"'{number}' is not a positive {NUMBERED[base]}" if not least else f"'{number}' is not 1 or more"
         raise UsageError(what, where="--objective", do=f"Write {HUBER.name}:1e-3 or {ASYMMETRIC.name}:10.")
-    if base == HUBER.name:
-        return dataclasses.replace(HUBER, delta=value)
-    return dataclasses.replace(ASYMMETRIC, over=value)
+    return dataclasses.replace(HUBER, delta=value) if not least else dataclasses.replace(known[base], over=value)
