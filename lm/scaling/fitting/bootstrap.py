@@ -10,6 +10,7 @@ from lm.scaling.fitting.solve import Array, Problem, Solution, minimise
 
 LEVEL = 0.95
 JACKKNIFE_GROUPS = 200
+COUNTS_AT_ONCE = 25_000_000  # of resamples x points
 FEWEST_RESAMPLES = 20  # below, not even a 90 % interval has a resample beyond each end
 
 
@@ -49,21 +50,30 @@ class Bootstrap:
 
 
 def draw(problem: Problem, answer: Array, spec: Bootstrap) -> Solution:
-    """Refits every resample from the answer [P]; all rows are solved at once."""
+    """Refits every resample from the answer [P]: as many at once as keep their counts within 200 MB."""
     random = np.random.default_rng(spec.seed)
-    points, count = problem.log_loss.shape[-1], spec.resamples
-    start = np.repeat(answer[None], count, 0)
+    step = max(1, COUNTS_AT_ONCE // problem.log_loss.shape[-1])
+    parts = []
+    for begin in range(0, spec.resamples, step):
+        rows = min(step, spec.resamples - begin)
+        resampled = _resampled(problem, answer, spec, random, rows)
+        parts.append(minimise(resampled, np.repeat(answer[None], rows, 0)))
+    return Solution.joined(parts)
+
+
+def _resampled(problem: Problem, answer: Array, spec: Bootstrap, random: np.random.Generator, rows: int) -> Problem:
+    points = problem.log_loss.shape[-1]
     if spec.kind is Resampling.RESIDUAL:
         predicted = problem.law.log_loss(answer, problem.logs)
         residual = problem.log_loss - predicted
         freedom = points - int(problem.free.sum())
         residual = (residual - residual.mean()) * np.sqrt(points / max(freedom, 1))
-        drawn = predicted + residual[random.integers(points, size=(count, points))]
-        return minimise(dataclasses.replace(problem, log_loss=drawn), start)
+        return dataclasses.replace(problem, log_loss=predicted + residual[random.integers(points, size=(rows, points))])
     codes = np.arange(points) if spec.clusters is None else spec.clusters
     groups = int(codes.max()) + 1
-    weights = random.multinomial(groups, np.full(groups, 1 / groups), size=count).astype(np.float64)[:, codes]
-    return minimise(dataclasses.replace(problem, weights=weights), start)
+    drawn = random.integers(groups, size=(rows, groups)) + groups * np.arange(rows)[:, None]
+    counts = np.bincount(drawn.ravel(), minlength=rows * groups).reshape(rows, groups)
+    return dataclasses.replace(problem, weights=counts.astype(np.float64)[:, codes])
 
 
 def jackknife(problem: Problem, answer: Array, spec: Bootstrap) -> Array:

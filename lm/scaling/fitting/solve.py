@@ -1,11 +1,16 @@
 """Many fits at once: a batched damped Newton solver for (starts x resamples).
 
 All float64 numpy, no Python loop over resamples. The objective is solved in units of its scale (residuals over delta):
-left at its size of 1e-3, the relative tolerances of common solvers stop it early.
+left at its size of 1e-3, the relative tolerances of common solvers stop it early. Rows are solved in blocks, on all
+cores (numpy lets go of the interpreter), and long tables are summed piece by piece: what is at work stays in the cache.
 """
 
+import concurrent.futures
 import dataclasses
+import functools
 import math
+import os
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -14,11 +19,14 @@ from lm.scaling.laws.base import Law, Logs
 
 Array = np.ndarray
 
-BLOCK_NUMBERS = 60_000
+BLOCK_NUMBERS = 24_000  # of rows x points: larger temporaries go back to the system each time
+PIECE = 6_000  # points that are summed at once
+THIN = 3_000  # points that far starts of a longer table are brought near on
+SAME_END = 6  # digits to which ends on the thinned table are one
 MAX_ITERATIONS = 300
 TOLERANCE = 1e-15
 LONGEST_STEP, SHORTEST_STEP = 1.0, 1e-13
-MOST_DAMPING = 100.0
+FIRST_DAMPING, MOST_DAMPING = 1.0, 100.0
 SNAP = 1e-9
 STRAIGHT_ITERATIONS, BEND_PROBE = 20, 0.1
 
@@ -48,9 +56,25 @@ class Problem:
             self, **{name: value[chosen] for name, value in values.items() if value is not None and value.ndim == 2}
         )
 
+    def points(self, chosen: Array | slice) -> "Problem":
+        """The same problem for some of the points."""
+        return dataclasses.replace(
+            self,
+            logs={name: log[chosen] for name, log in self.logs.items()},
+            log_loss=self.log_loss[..., chosen],
+            weights=None if self.weights is None else self.weights[:, chosen],
+        )
+
     def value(self, theta: Array) -> Array:
         """The objective [...] at `theta` [..., P]."""
-        return self.objective.value(self.residual(theta), self.weights)
+        parts = [self.objective.value(piece.residual(theta), piece.weights) for piece in self.pieces]
+        return functools.reduce(np.add, parts)
+
+    @property
+    def pieces(self) -> list["Problem"]:
+        """The same problem for a few thousand points at a time: what is at work stays in the cache."""
+        starts = range(0, self.log_loss.shape[-1], PIECE)
+        return [self.points(slice(begin, begin + PIECE)) for begin in starts]
 
     def residual(self, theta: Array) -> Array:
         """Observed minus predicted [..., points] at `theta` [..., P]: of the logarithms, or in nats."""
@@ -81,18 +105,49 @@ class Solution:
     gradient: Array
     converged: Array
 
+    @classmethod
+    def joined(cls, parts: Sequence["Solution"]) -> "Solution":
+        """One solution of the rows of several, in their order."""
+        columns = (tuple(getattr(part, field.name) for part in parts) for field in dataclasses.fields(cls))
+        return cls(*(np.concatenate(column) for column in columns))
+
+    def rows(self, chosen: Array) -> "Solution":
+        """The solution of some rows."""
+        return Solution(*(getattr(self, field.name)[chosen] for field in dataclasses.fields(self)))
+
 
 def minimise(problem: Problem, theta: Array, *, far: bool = False) -> Solution:
     """Solves all rows of `theta` [R, P] at once, in blocks that fit the cache; `far` starts go by wider deltas."""
     points = problem.log_loss.shape[-1]
-    block = max(1, BLOCK_NUMBERS // points)
-    parts = []
-    for begin in range(0, len(theta), block):
-        part, found = problem.rows(slice(begin, begin + block)), theta[begin : begin + block]
+    if far and points > THIN:
+        return _by_thinned(problem, theta)
+    block = max(1, BLOCK_NUMBERS // min(points, PIECE))
+    # A resample of a long table ends so near its start that Newton's own steps need no caution.
+    damping = FIRST_DAMPING if far or points <= PIECE else 0.0
+    blocks = [slice(begin, begin + block) for begin in range(0, len(theta), block)]
+
+    def solve(rows: slice) -> Solution:
+        part, found = problem.rows(rows), theta[rows]
         for delta in (problem.objective.approach if far else ()) + problem.objective.stages:
-            found, gradient, converged = _newton(part, found, delta)
-        parts.append((found, part.value(found), gradient, converged))
-    return Solution(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+            found, gradient, converged = _newton(part, found, delta, damping)
+        return Solution(found, part.value(found), gradient, converged)
+
+    if len(blocks) == 1:
+        return solve(blocks[0])
+    with concurrent.futures.ThreadPoolExecutor(_cores()) as pool:
+        return Solution.joined(list(pool.map(solve, blocks)))
+
+
+def _by_thinned(problem: Problem, theta: Array) -> Solution:
+    """From far starts to where each ends on a part of the points, and from there, once for each end, to its answer."""
+    chosen = np.random.default_rng(0).choice(problem.log_loss.shape[-1], THIN, replace=False)
+    near = minimise(problem.points(chosen), theta, far=True).theta
+    _, first, which = np.unique(np.round(near, SAME_END), axis=0, return_index=True, return_inverse=True)
+    return minimise(problem.rows(first), near[first]).rows(which.reshape(-1))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclasses.dataclass
@@ -105,7 +160,7 @@ class _State:
     majorant: Array
 
 
-def _newton(problem: Problem, theta: Array, delta: float) -> tuple[Array, Array, Array]:
+def _newton(problem: Problem, theta: Array, delta: float, first_damping: float) -> tuple[Array, Array, Array]:
     """Damped steps between Newton (only points within delta curve) and reweighted least squares (never overshoots).
 
     The damping interpolates between the two: 0 is Newton, 1 the majorant, above 1 adds a ridge. No parameter moves
@@ -117,7 +172,7 @@ def _newton(problem: Problem, theta: Array, delta: float) -> tuple[Array, Array,
     converged = np.zeros(len(theta), bool)
     active = np.arange(len(theta))
     state = _evaluate(problem, theta, delta)
-    damping, radius = np.ones(len(theta)), np.full(len(theta), LONGEST_STEP)
+    damping, radius = np.full(len(theta), first_damping), np.full(len(theta), LONGEST_STEP)
     for iteration in range(MAX_ITERATIONS):
         step, gain = _step(problem, state, damping)
         length = np.abs(step).max(-1)
@@ -147,6 +202,12 @@ def _newton(problem: Problem, theta: Array, delta: float) -> tuple[Array, Array,
 
 
 def _evaluate(problem: Problem, theta: Array, delta: float) -> _State:
+    totals = [_sums(piece, theta, delta) for piece in problem.pieces]
+    return _State(theta, *(functools.reduce(np.add, column) for column in zip(*totals, strict=True)))
+
+
+def _sums(problem: Problem, theta: Array, delta: float) -> tuple[Array, Array, Array, Array, Array]:
+    """The sums over points that a `_State` holds beside theta, in their order."""
     residual, jacobian = problem.residual_and_slopes(theta)
     inside, reach, count, unit = _curvatures(problem, residual, delta)
     scaled = residual / unit
@@ -154,8 +215,7 @@ def _evaluate(problem: Problem, theta: Array, delta: float) -> _State:
     product = slope * scaled
     rho = np.where(inside > 0, 0.5 * product, product - 0.5 * count)
     transposed = jacobian.transpose(0, 2, 1)
-    return _State(
-        theta,
+    return (
         rho.sum(-1),
         np.matmul(jacobian, slope[:, :, None])[:, :, 0] / unit,
         np.matmul(np.abs(jacobian), np.abs(slope)[:, :, None])[:, :, 0] / unit,
