@@ -8,7 +8,7 @@ import pytest
 
 from lm.base.errors import UsageError
 from lm.cli import main
-from lm.scaling.pages import report
+from lm.scaling.pages import markup, report
 from lm.scaling.pages.figures import Drawn
 from lm.scaling.pages.finished import read_sweep
 from lm.scaling.pages.report import write_report
@@ -113,7 +113,7 @@ def test_the_answer_is_in_the_text(page, synthetic_sweep):
     fit = json.loads((synthetic_sweep / "fit.json").read_text())
     held_out = json.loads((synthetic_sweep / "holdout.json").read_text())
     for value in fit["parameters"].values():
-        assert report._number(value) in page
+        assert markup.number(value) in page
     assert f"{held_out['predicted']:.3f}" in page
     assert f"{held_out['measured']:.3f}" in page
     for part in fit["isoflop"]["refused"]:
@@ -209,8 +209,8 @@ def test_the_command_says_where_the_report_lies_and_pdf_embeds_svg(sweep_copy, c
     ],
 )
 def test_numbers_read_well(value, shown):
-    assert report._number(value) == shown
+    assert markup.number(value) == shown
 
 
 def test_the_formula_is_set_with_its_exponents():
-    assert report._formula("E + A / N^alpha + B / D^beta") == "E + A / N<sup>α</sup> + B / D<sup>β</sup>"
+    assert markup.formula("E + A / N^alpha + B / D^beta") == "E + A / N<sup>α</sup> + B / D<sup>β</sup>"

@@ -27,6 +27,7 @@ FAR = 10.0  # times the largest compute: where disagreement is measured
 PATH = 25  # computes from the smallest to the far one, for a figure
 SURFACES: tuple[Law, ...] = (TIED, GAMMA, KAPLAN_JOINT)  # beside Hoffmann's, the reference
 REFERENCE = f"3: {HOFFMANN.name}"
+FEW = 0.05
 LEAST_LEFT = 0.1  # of a residual's variance: a point that the fit runs through would get any residual
 
 
@@ -42,6 +43,7 @@ class _Answers:
     constant: Array
     log_loss: Array | None = None
     certified: bool | None = None
+    lost: float = 0.0  # share of the minima that draws have not, or not among the sampled sizes
 
     def log_n(self, budgets: Sequence[float] | Array) -> Array:
         return self.constant[:, None] + self.slope[:, None] * np.log(budgets)
@@ -141,6 +143,8 @@ def lines(part: dict[str, Any]) -> list[str]:
     ]
     for row in part["approaches"]:
         mark = "" if row["certified"] in (True, None) else "   NOT CERTIFIED"
+        if row["lost"] > FEW:
+            mark += f"   ({row['lost']:.0%} of the draws' minima are not among the sizes: the intervals are too narrow)"
         found.append(f"  {row['approach']:<20} N* ~ C^a, a = {entry(row['a'])}{mark}")
         for at in row["optima"]:
             loss = "" if at["loss"] is None else f", loss {entry(at['loss'])}"
@@ -190,11 +194,15 @@ def _minima(found: Points, budgets: Array, curve: Curve, key: str, stack: Array,
     if len(budgets) < 2:
         return _Absent(f"{len(budgets)} usable budget{'s' * (len(budgets) != 1)}: an exponent needs two")
     x = np.log(found.variable(key))
-    places = np.stack(
-        [curve.minima(x[rows], np.exp(stack[:, rows]))[0] for rows in isoflop.rows_of(found, budgets)], axis=1
-    )
+    places = np.empty((len(stack), len(budgets)))
+    for k, rows in enumerate(isoflop.rows_of(found, budgets)):
+        place = curve.minima(x[rows], np.exp(stack[:, rows]))[0]
+        places[:, k] = np.where((place > x[rows].min()) & (place < x[rows].max()), place, np.nan)
     slope, constant = isoflop.power_law(np.log(budgets), places)
-    return _Answers(slope, constant) if key == "n" else _Answers(1 - slope, -math.log(per_nd) - constant)
+    lost = float(np.mean(np.isnan(places[2:]))) if len(places) > 2 else 0.0
+    if key == "d":
+        slope, constant = 1 - slope, -math.log(per_nd) - constant
+    return _Answers(slope, constant, lost=lost)
 
 
 def _surface(fit: Fitted, stack: Array, budgets: Sequence[float], per_nd: float) -> _Answers:
@@ -237,7 +245,7 @@ def _row(
         "certified": answer.certified,
         "a": _entry(answer.slope),
         "optima": optima,
-        "lost": float(np.mean(~np.isfinite(answer.slope[2:]))) if len(answer.slope) > 2 else 0.0,
+        "lost": answer.lost,
         "ratio": ratio,
         "differs": differs,
         "n_path": [band["value"] for band in bands],

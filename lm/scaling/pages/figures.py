@@ -298,7 +298,8 @@ def predicted_measured(sweep: FinishedSweep) -> "Figure":
     return figure
 
 
-FIGURES: tuple[tuple[str, str, Callable[[FinishedSweep], "Figure"]], ...] = (
+Figures = tuple[tuple[str, str, Callable[[FinishedSweep], "Figure"]], ...]
+FIGURES: Figures = (
     ("curves", "Loss curves", loss_curves),
     ("isoflop", "IsoFLOP parabolas", isoflop),
     ("surface", "The fitted law against the data", surface),
@@ -308,12 +309,14 @@ FIGURES: tuple[tuple[str, str, Callable[[FinishedSweep], "Figure"]], ...] = (
 )
 
 
-def write_figures(sweep: FinishedSweep, image_format: Format = Format.PNG) -> Iterator[Drawn]:
-    """Draws each figure into `figures/` of the sweep's folder; one that cannot be drawn carries the reason.
+def write_figures(
+    sweep: FinishedSweep, figures: Figures = FIGURES, image_format: Format = Format.PNG
+) -> Iterator[Drawn]:
+    """Draws each of `figures` into `figures/` of the sweep's folder; one that cannot be drawn carries the reason.
 
     What is embedded is the file itself, but SVG beside PDF, which a browser shows in no image.
     """
-    for name, title, draw in FIGURES:
+    for name, title, draw in figures:
         caption = (draw.__doc__ or "").splitlines()[0]
         try:
             figure = draw(sweep)
