@@ -174,6 +174,7 @@ def _fit(parser: argparse.ArgumentParser) -> Runner:
     )
     parser.add_argument("--seed", metavar="S", type=int, default=0)
     parser.add_argument("--budget", metavar="FLOP", type=float, action="append", default=[], help="give optima for it")
+    parser.add_argument("--counting", action="store_true", help="fit the same runs under every rule for N and C")
     parser.add_argument("--out", metavar="FILE", help="where fit.json goes")
 
     def run(args: argparse.Namespace) -> None:

@@ -48,6 +48,7 @@ def fit(args: argparse.Namespace) -> None:
         optimum_of=args.optimum_of,
         holdout=None if args.holdout is None else _names(args.holdout),
         compare=args.compare,
+        counting=args.counting,
         command=shlex.join(["lm", *sys.argv[1:]]),
     )
     if args.out is not None:

@@ -12,6 +12,7 @@ from lm.base.errors import UsageError
 from lm.scaling import read
 from lm.scaling.approaches import compare as approaches
 from lm.scaling.approaches import envelope, isoflop, setting
+from lm.scaling.checks import counting as counting_rules
 from lm.scaling.checks import holdout as hold_out
 from lm.scaling.checks import identifiability, influence, parabola_bias, sensitivity
 from lm.scaling.fitting import bootstrap
@@ -63,6 +64,7 @@ def fit_table(
     holdout: Sequence[str] | None = None,
     compare: bool = False,
     checks: bool = True,
+    counting: bool = False,
     command: str = "",
 ) -> FitResult:
     """Fits a law to the rows of `table`, with IsoFLOP optima beside it and `others` fitted the same way.
@@ -73,7 +75,8 @@ def fit_table(
     optima, which are read off the losses and fitted in their place. `holdout` names laws to score by hold-out beside it
     (empty: a stated list of forms). `compare` sets all approaches side by side (see `approaches.compare`); for the
     envelope of training curves `cluster` names the run of each row.
-    `checks` says how far the answer is identified, which rows it hangs on and how it moves with delta.
+    `checks` says how far the answer is identified, which rows it hangs on and how it moves with delta; `counting` fits
+    the same runs under every counting rule (see `checks.counting`).
 
     Raises:
       UsageError: anything wrong with the table or the request.
@@ -109,9 +112,10 @@ def fit_table(
     fitted = fit_points(found, chosen, measure, pins or {})
     result = _summary(fitted, spec, interval, asked)
     if checks:
-        made = _checks(fitted, result, max(asked), clusters)
-        result.warnings.extend(said for part in made.values() for said in part.pop("warnings", ()))
-        parts |= made
+        parts |= _checks(fitted, result, max(asked), clusters)
+    if counting:
+        parts["counting"] = counting_rules.analyse(fitted, spec, interval, clusters, seed=seed)
+    result.warnings.extend(said for part in parts.values() for said in part.pop("warnings", ()))
     ends = envelope.last_rows(found, clusters)
     curves = isoflop.analyse(ends, seed=seed) if optimum_of is None else {}
     if curves and (bias := parabola_bias.analyse(fitted, ends, curves)) is not None:

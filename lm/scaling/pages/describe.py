@@ -1,7 +1,7 @@
 """A fit and a prediction as plain text: warnings first, then the law, the optima and the IsoFLOP curves."""
 
 from lm.scaling.approaches import compare, envelope, interpolate, isoflop, setting
-from lm.scaling.checks import holdout, identifiability, influence, parabola_bias, sensitivity
+from lm.scaling.checks import counting, holdout, identifiability, influence, parabola_bias, sensitivity
 from lm.scaling.planning.predict import Prediction
 from lm.scaling.result import FitResult
 from lm.scaling.words import entry, span
@@ -13,6 +13,7 @@ OF_THE_LAW = {
 }
 CHECKS = {
     "setting": setting.lines,
+    "counting": counting.lines,
     "holdout": holdout.lines,
     "parabola_bias": parabola_bias.lines,
     "envelope": envelope.lines,
