@@ -227,7 +227,7 @@ def test_files_that_are_no_fit_are_refused(tmp_path, text):
 def test_intervals_cover_the_truth(design):
     n, d = {"grid": coverage.grid, "isoflop": coverage.isoflop}[design](10, 10)
     measured = coverage.measure(
-        coverage.Planted(planted.PARAMETERS, n, d, 0.005), kind=Resampling.POINT, interval=Interval.PERCENTILE,
+        coverage.Planted(planted.PARAMETERS, n, d, 0.005), [Resampling.POINT],
         replicates=400, resamples=400, seed=0, budget=10 * float((6 * n * d).max()))  # fmt: skip
-    for name, share in measured.items():
+    for name, share in measured[Resampling.POINT, Interval.PERCENTILE].items():
         assert 0.92 <= share <= 0.98, (name, share)

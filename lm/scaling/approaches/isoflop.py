@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from lm.scaling.approaches.curve import PARABOLA, Curve, coefficients, residuals
+from lm.scaling.approaches.curve import LEAST_SIZES, PARABOLA, Curve, coefficients, residuals
 from lm.scaling.read import Points, optional
 from lm.scaling.words import entry, span
 
@@ -105,6 +105,11 @@ def lines(part: dict[str, Any]) -> list[str]:
             "  exponents: " + ", ".join(f"{name} = {entry(value)}" for name, value in part["exponents"].items())
         )
     return found + [f"  {note}" for note in part["notes"]]
+
+
+def in_budgets(found: Points) -> bool:
+    """Whether the table is of the IsoFLOP kind: mostly runs that share their compute with at least three others."""
+    return bool(np.median(np.bincount(group_budgets(found)[0])) >= LEAST_SIZES)
 
 
 def group_budgets(found: Points) -> tuple[Array, Array]:

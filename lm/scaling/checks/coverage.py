@@ -1,10 +1,21 @@
-"""How often 95 % intervals hold the truth, measured on planted laws: what the intervals of a real fit are worth."""
+"""How often 95 % intervals hold the truth, measured on planted laws: what the intervals of a real fit are worth.
+
+`experiments/coverage` runs `measure` over designs and writes `coverage.json` beside this file; `of_few` reads from it
+what a fit of few points is told.
+"""
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+import importlib.resources
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
+from lm.scaling import read
+from lm.scaling.approaches.isoflop import in_budgets
 from lm.scaling.fitting import bootstrap
 from lm.scaling.fitting.bootstrap import Bootstrap, Interval, Resampling
 from lm.scaling.fitting.objective import HUBER, Array, Objective
@@ -13,10 +24,16 @@ from lm.scaling.fitting.solve import Problem, minimise
 from lm.scaling.laws.base import Law
 from lm.scaling.laws.power import HOFFMANN
 
+MANY = 100  # points (clusters): from there on the intervals hold what they promise
+MEASURED = "coverage.json"
+
 
 @dataclasses.dataclass(frozen=True)
 class Planted:
-    """A law with known parameters [P] and Gaussian noise of `noise` on the log loss, at points n, d (each [points])."""
+    """A law with known parameters [P] and Gaussian noise of `noise` on the log loss, at points n, d (each [points]).
+
+    `clusters` are codes [points] of runs; all points of one share a further noise of `run_noise`.
+    """
 
     parameters: tuple[float, ...]
     n: Array
@@ -24,6 +41,8 @@ class Planted:
     noise: float
     law: Law = HOFFMANN
     objective: Objective = HUBER
+    clusters: Array | None = None
+    run_noise: float = 0.0
 
     @property
     def table(self) -> dict[str, Array]:
@@ -32,7 +51,10 @@ class Planted:
     def losses(self, random: np.random.Generator) -> Array:
         """One draw of the losses [points], nats/token."""
         exact = self.law.predict(np.array(self.parameters), self.table)
-        return exact * np.exp(self.noise * random.standard_normal(len(self.n)))
+        noise = self.noise * random.standard_normal(len(self.n))
+        if self.clusters is not None:
+            noise += self.run_noise * random.standard_normal(self.clusters.max() + 1)[self.clusters]
+        return exact * np.exp(noise)
 
 
 def grid(sizes: int, lengths: int) -> tuple[Array, Array]:
@@ -49,31 +71,65 @@ def isoflop(budgets: int, sizes: int) -> tuple[Array, Array]:
 
 
 def measure(
-    planted: Planted, *, kind: Resampling, interval: Interval, replicates: int, resamples: int, seed: int, budget: float
-) -> Mapping[str, float]:
-    """The share of replicates whose 95 % interval holds the truth, for each parameter and derived quantity."""
+    planted: Planted, kinds: Sequence[Resampling], *, replicates: int, resamples: int, seed: int, budget: float
+) -> dict[tuple[Resampling, Interval], dict[str, float]]:
+    """The share of replicates whose 95 % interval holds the truth, for each parameter and derived quantity.
+
+    Both kinds of interval are read off the same resamples; optima are those at `budget` FLOP.
+    """
     law, table = planted.law, planted.table
     centre = {name: float(np.log(table[name]).mean()) for name in law.variables}
     logs = {name: np.log(table[name]) - centre[name] for name in law.variables}
     truth = np.array(planted.parameters)
     start = law.to_inner(truth, centre)[None]
-    exact = {name: float(value) for name, value in quantities(law, truth, [budget], 6.0).items()}
-    held = dict.fromkeys(exact, 0)
+
+    def derived(theta: Array) -> dict[str, Array]:
+        return quantities(law, law.to_natural(theta, centre), [budget], 6.0)
+
+    exact = quantities(law, truth, [budget], 6.0)
+    held = {(kind, interval): dict.fromkeys(exact, 0) for kind in kinds for interval in Interval}
     for replicate in range(replicates):
         random = np.random.default_rng((seed, replicate))
         loss = planted.losses(random)
         low, high = law.bounds(logs, loss)
         problem = Problem(law, planted.objective, logs, np.log(loss), low, high, np.ones(len(truth), bool))
         theta = minimise(problem, start, far=True).theta[0]
-        spec = Bootstrap(resamples, kind, int(random.integers(2**31)))
-        estimate = quantities(law, law.to_natural(theta, centre), [budget], 6.0)
-        samples = quantities(law, law.to_natural(bootstrap.draw(problem, theta, spec).theta, centre), [budget], 6.0)
-        left_out = None
-        if interval is Interval.BCA:
-            left_out = quantities(law, law.to_natural(bootstrap.jackknife(problem, theta, spec), centre), [budget], 6.0)
-        for name, value in exact.items():
-            ends = bootstrap.interval(
-                samples[name], float(estimate[name]), None if left_out is None else left_out[name], interval
-            )
-            held[name] += ends[0] <= value <= ends[1]
-    return {name: count / replicates for name, count in held.items()}
+        estimate, left_out = derived(theta), None
+        for kind in kinds:
+            spec = Bootstrap(resamples, kind, int(random.integers(2**31)), planted.clusters)
+            samples = derived(bootstrap.draw(problem, theta, spec).theta)
+            left_out = left_out or derived(bootstrap.jackknife(problem, theta, spec))
+            for interval in Interval:
+                for name, value in exact.items():
+                    ends = bootstrap.interval(samples[name], float(estimate[name]), left_out[name], interval)
+                    held[kind, interval][name] += ends[0] <= float(value) <= ends[1]
+    return {key: {name: count / replicates for name, count in counts.items()} for key, counts in held.items()}
+
+
+def of_few(found: read.Points, law: Law, spec: Bootstrap, interval: Interval) -> str | None:
+    """What is known of intervals from so few points (clusters), in the nearest measured design; None from 100 on."""
+    clusters = spec.kind is Resampling.CLUSTER and spec.clusters is not None
+    count = int(spec.clusters.max()) + 1 if clusters else len(found)
+    if count >= MANY:
+        return None
+    what = "clusters" if clusters else "points" if law.of_loss else "optima"
+    if not law.of_loss:
+        return f"{count} {what}: how often 95 % intervals from so few hold the truth is not measured"
+    design = "IsoFLOP" if in_budgets(found) else "N x D"
+    rows = [
+        row
+        for row in _measured()["rows"]
+        if (row["design"], row["resampling"], row["interval"]) == (design, spec.kind.value, interval.value)
+    ]
+    row = min(rows, key=lambda row: abs(math.log(row["points"] / count)))
+    shares = row["held"].values()
+    return (
+        f"{count} {what}: in such a design (about {row['points']} {what}, {design}, {interval.value}, by "
+        f"{spec.kind.value}) 95 % intervals held the truth in {100 * min(shares):.0f} to {100 * max(shares):.0f} % of "
+        f"planted tables"
+    )
+
+
+@functools.cache
+def _measured() -> Mapping[str, Any]:
+    return json.loads(importlib.resources.files(__package__).joinpath(MEASURED).read_text())

@@ -1,0 +1,5 @@
+"""`python -m experiments.coverage`."""
+
+from experiments.coverage.run import main
+
+main()
