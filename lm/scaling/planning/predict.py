@@ -21,10 +21,11 @@ class Extrapolation:
     n: float
     d: float
     c: float
+    u: float = 1.0
 
     @property
     def worst(self) -> float:
-        return max(self.n, self.d, self.c)
+        return max(self.n, self.d, self.c, self.u)
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -84,7 +85,7 @@ def predict(result: FitResult, n: float, d: float, u: float | None = None) -> Pr
     grid = stdtrit(_number(result.noise["freedom"]), (np.arange(NOISE_GRID) + 0.5) / NOISE_GRID)
     low, high = np.exp(np.quantile(log_means, levels))
     far_low, far_high = np.exp(np.quantile((log_means[:, None] + noise * grid[None]).ravel(), levels))
-    reach = extrapolation(result, n, d)
+    reach = extrapolation(result, n, d, u if "u" in law.variables else None)
     warnings = (*carried_over(result), *reach.warnings)
     return Prediction(
         float(n),
@@ -99,10 +100,11 @@ def predict(result: FitResult, n: float, d: float, u: float | None = None) -> Pr
     )
 
 
-def extrapolation(result: FitResult, n: float, d: float) -> Extrapolation:
-    """How far a run of `n` parameters on `d` tokens lies from the runs of the fit."""
-    values = (("n", n), ("d", d), ("c", float(result.provenance["flops_per_nd"]) * n * d))
-    return Extrapolation(*(_reach(value, result.fitted_range[name]) for name, value in values))
+def extrapolation(result: FitResult, n: float, d: float, u: float | None = None) -> Extrapolation:
+    """How far a run of `n` parameters on `d` tokens (`u` distinct, for laws that read them) lies from those fitted."""
+    values = {"n": n, "d": d, "c": float(result.provenance["flops_per_nd"]) * n * d}
+    values |= {} if u is None else {"u": u}
+    return Extrapolation(**{name: _reach(value, result.fitted_range[name]) for name, value in values.items()})
 
 
 def carried_over(result: FitResult) -> tuple[str, ...]:
