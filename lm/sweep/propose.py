@@ -39,7 +39,8 @@ from ml_collections import ConfigDict
 
 from lm.base.config import load_file
 
-BASE, ARG = Path(__file__).parent / "{base}", "{arg}"
+BASE = Path(__file__).parent / "{base}"
+ARG = "{arg}"
 CELLS = [
 {cells}
 ]
@@ -67,10 +68,11 @@ def write_ladder(plan: Plan, path: Path, base: str, *, column: int = 0) -> int:
     counted = plan.columns["n"] if plan.columns["n"] in COUNTS else COUNTS[0]
     largest = max(plan.optima, key=lambda optimum: optimum.training_flops)
     next_runs = plan.next_runs.runs if plan.next_runs else ()
-    aimed: list[tuple[float, Point]] = [(run.n, {"tokens": run.d}) for run in next_runs]
+    aimed: list[tuple[float, Point]] = [(run.n, {"tokens": round(run.d)}) for run in next_runs]
     for place in range(column):
         n = (largest.n.value or math.inf) * SPACING ** (place - (column - 1) / 2)
-        aimed.append((n, {"budget": largest.training_flops, "flops": _convention(plan.columns["c"], counted).value}))
+        budget, flops = float(f"{largest.training_flops:.6g}"), _convention(plan.columns["c"], counted)
+        aimed.append((n, {"budget": budget, "flops": flops.value}))
     if not aimed:
         raise UsageError("no runs to write", where="--ladder", do="Ask for --next or --column runs.")
     lines, seen = [], Counter[str]()

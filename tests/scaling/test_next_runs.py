@@ -42,7 +42,7 @@ def test_runs_stay_within_the_limits_and_the_cost():
         assert run.c == pytest.approx(6 * run.n * run.d, rel=1e-9)
         for value, name in ((run.n, "n"), (run.d, "d"), (run.d / run.n, "tokens_per_parameter")):
             low, high = result.fitted_range[name]
-            assert low / 2 * (1 - 1e-9) <= value <= high * 2 * (1 + 1e-9)
+            assert low / (1 if name == "d" else 2) * (1 - 1e-9) <= value <= high * 2 * (1 + 1e-9)
     assert 1 < found.width_after < found.width_before
 
 

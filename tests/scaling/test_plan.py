@@ -21,7 +21,7 @@ from lm.scaling.result import FitResult
 from tests.scaling import planted
 
 SARDANA = (1.69, 406.4, 410.7, 0.336, 0.283)
-# The location of a minimum is known to the root of float64's rounding of its value, 1e-8, over the root of the curvature.
+# A minimum is located to the root of the rounding of its value (1e-8) over the root of its relative curvature.
 RESOLUTION = 1e-6
 HOFFMANN_UNROUNDED = (math.exp(0.5267228), math.exp(6.0073404), math.exp(6.0179186), 0.33917084, 0.2849083)
 BESIROGLU = (1.81686, 482.00572, 2085.43420, 0.34781, 0.36585)
@@ -217,18 +217,18 @@ def test_a_law_that_allocates_nothing_is_refused_with_those_that_do(fitted):
 def test_the_command_prints_warnings_first_and_json_that_is_plain(fitted, tmp_path, capsys):
     path = tmp_path / "fit.json"
     fitted.save(path)
-    request = ["plan", "--fit", str(path), "--budget", "1e18", "--budget", "1e24", "--inference-tokens", "1e12"]
+    request = ["plan", "--fit", str(path), "--budget", "1e15", "--budget", "1e24", "--inference-tokens", "1e12"]
     assert main([*request, "--unique-tokens", "1e12"]) == 0
     lines = capsys.readouterr().out.splitlines()
     first_plain = next(k for k, line in enumerate(lines) if not line.startswith("WARNING"))
-    for words in ("how repeated tokens count", "c lies"):
+    for words in ("how repeated tokens count", "at 1e+15 FLOP c lies"):
         assert any(words in line for line in lines[:first_plain])
     assert not any(line.startswith("WARNING") for line in lines[first_plain:])
     for words in ("N* ", "tokens/parameter", "epochs", "N*/8", "saves", "next runs", "expected"):
         assert words in "\n".join(lines)
     assert main([*request, "--next", "2", "--next-budget", "1e20", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [entry["budget"]["value"] for entry in found["optima"]] == [1e18, 1e24]
+    assert [entry["budget"]["value"] for entry in found["optima"]] == [1e15, 1e24]
     assert len(found["next_runs"]["runs"]) == 2
     assert sum(run["c"] for run in found["next_runs"]["runs"]) <= 1e20 * (1 + 1e-9)
     for wrong in (["--budget", "-1"], ["--budget", "1e24", "--next", "-1"], ["--budget", "1e24", "--ladder", "x.py"],

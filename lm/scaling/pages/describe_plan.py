@@ -60,7 +60,7 @@ def _smaller(row: Smaller) -> str:
 
 def _next(proposed: NextRuns) -> list[str]:
     return [
-        f"next runs: for {proposed.cap:.4g} FLOP in all, within the fitted ranges widened {proposed.stretch:g} times "
+        f"next runs: for {proposed.cap:.4g} FLOP in all, within the fitted ranges, widened {proposed.stretch:g} times "
         f"({proposed.limits}):",
         *(f"    n = {run.n:.4g} on d = {run.d:.4g} tokens: {run.c:.4g} FLOP" for run in proposed.runs),
         f"  95 % interval of N* at {proposed.budget:.4g} FLOP, upper over lower end: {proposed.width_before:.4g} now, "

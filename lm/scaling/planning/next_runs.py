@@ -20,7 +20,7 @@ RATIOS = 33  # candidate ratios of tokens to parameters
 SHARES = (1, 0.9, 0.8, 2 / 3, 0.6, 0.5, 0.4, 1 / 3, 0.25, 0.2, 1 / 6, 0.125, 0.1, 0.05, 0.02, 0.01)  # of the cap
 SPLITS = (1.0, 0.5, 0.25, 0.1)  # greedy starts: what each run may cost of what the one before may
 ENOUGH = 1e-6  # of the variance: an exchange that gains less is none
-ROUNDING = 1e-9  # of the cap
+ROUNDING = 1e-9  # of a limit or the cap
 FEWEST_SAMPLES = 20
 
 
@@ -35,7 +35,10 @@ class Limits:
     def hold(self, n: Array, d: Array) -> Array:
         """Which of the runs [G] lie within."""
         values = ((self.n, n), (self.d, d), (self.tokens_per_parameter, d / n))
-        return np.all([(low <= value) & (value <= high) for (low, high), value in values], axis=0)
+        return np.all(
+            [(low * (1 - ROUNDING) <= value) & (value <= high * (1 + ROUNDING)) for (low, high), value in values],
+            axis=0,
+        )
 
     def __str__(self) -> str:
         spans = (f"{low:.3g} to {high:.3g}" for low, high in dataclasses.astuple(self))
@@ -68,7 +71,7 @@ class NextRuns:
 
 
 def limits_of(result: FitResult) -> Limits:
-    """The fitted ranges of n, d and d/n, each widened by `STRETCH` both ways.
+    """The fitted ranges of n, d and d/n, each widened by `STRETCH` both ways, but for shorter runs than any fitted.
 
     Raises:
       UsageError: the fit is of a version that did not record the last.
@@ -77,8 +80,11 @@ def limits_of(result: FitResult) -> Limits:
         raise UsageError(
             "the fit does not say its range of tokens per parameter", where="--fit", do="Fit again, or pass --next 0."
         )
-    spans = (result.fitted_range[field.name] for field in dataclasses.fields(Limits))
-    return Limits(*((low / STRETCH, high * STRETCH) for low, high in spans))
+    (n_low, n_high), (d_low, d_high), (low, high) = (
+        result.fitted_range[field.name] for field in dataclasses.fields(Limits)
+    )
+    # A law of finished runs does not hold for one that is mostly warm-up.
+    return Limits((n_low / STRETCH, n_high * STRETCH), (d_low, d_high * STRETCH), (low / STRETCH, high * STRETCH))
 
 
 def candidates(limits: Limits, cap: float, flops_per_nd: float) -> tuple[Array, Array]:
@@ -86,7 +92,7 @@ def candidates(limits: Limits, cap: float, flops_per_nd: float) -> tuple[Array, 
     ratio, cost = np.meshgrid(np.geomspace(*limits.tokens_per_parameter, RATIOS), cap * np.array(SHARES))
     n = np.sqrt(cost / (flops_per_nd * ratio)).ravel()
     d = n * ratio.ravel()
-    inside = limits.hold(n, d * (1 - ROUNDING))
+    inside = limits.hold(n, d)
     return n[inside], d[inside]
 
 
