@@ -25,6 +25,10 @@ def shapes(layers=(4, 6, 8, 12, 16), widths=(128, 192, 256, 384, 512), vocabular
     return rows
 
 
+def losses(rows, n, parameters):
+    return HOFFMANN.predict(np.array(parameters), {"n": rows[n].to_numpy(), "d": rows["tokens"].to_numpy()})
+
+
 def counted(rows, **options):
     return fit_table(
         rows, **{"n": "params_total", "d": "tokens", "c": None, "bootstrap": 0, "counting": True, **options}
@@ -42,18 +46,16 @@ def test_counting_no_embeddings_turns_chinchilla_into_kaplan(parameters, local, 
     sizes = np.geomspace(300, 5e9, 20_001)
     everything = sizes + 47_491 * np.cbrt(sizes)
     rows = []
-    for budget in np.logspace(12.95, 20.7, 24):
-        losses = HOFFMANN.predict(np.array(parameters), {"n": everything, "d": budget / 6 / sizes})
-        near = sizes[losses.argmin()] * np.geomspace(0.8, 1.25, 7)
+    for budget in np.logspace(12.95, 20.7, 40):
+        curve = HOFFMANN.predict(np.array(parameters), {"n": everything, "d": budget / 6 / sizes})
+        near = sizes[curve.argmin()] * np.geomspace(0.8, 1.25, 5)
         rows.append(pd.DataFrame({"params_nonembedding": near, "budget": budget, "tokens": budget / 6 / near}))
     table = pd.concat(rows, ignore_index=True)
     table["params_total"] = table["params_nonembedding"] + 47_491 * np.cbrt(table["params_nonembedding"])
-    at = {"n": table["params_total"].to_numpy(), "d": table["tokens"].to_numpy()}
-    table["loss"] = HOFFMANN.predict(np.array(parameters), at)
-    assert table["params_nonembedding"].min() < 2_000
+    table["loss"] = losses(table, "params_total", parameters)
     rules = by_rule(counted(table, checks=False))
-    # The published script's own measurement of the same surfaces is printed to three digits.
-    assert rules["kaplan"]["isoflop"]["value"] == pytest.approx(local, abs=2e-3)
+    # Published as .78 and .74. The optima are no straight line, so that their spacing moves the slope by a thousandth.
+    assert rules["kaplan"]["isoflop"]["value"] == pytest.approx(local, abs=1.5e-3)
     assert rules["kaplan"]["spread"] == pytest.approx(1)
     # All parameters counted, the runs lie on the law itself.
     assert rules["6nd"]["a"]["value"] == pytest.approx(limit, abs=1e-3)
@@ -62,9 +64,7 @@ def test_counting_no_embeddings_turns_chinchilla_into_kaplan(parameters, local, 
 def test_the_rule_under_which_a_law_was_planted_finds_it_and_the_others_do_not():
     rows = shapes()
     truth = (1.8, 480.0, 2100.0, 0.40, 0.30)
-    rows["loss"] = HOFFMANN.predict(
-        np.array(truth), {"n": rows["params_nonembedding"].to_numpy(), "d": rows["tokens"].to_numpy()}
-    )
+    rows["loss"] = losses(rows, "params_nonembedding", truth)
     result = counted(rows, bootstrap=100)
     rules = by_rule(result)
     assert list(rules) == [rule.name for rule in counting.RULES]
@@ -86,7 +86,7 @@ def test_flops_of_a_shape():
     np.testing.assert_allclose(rules["full"].c, 6 * n * d + 12 * pairs * 512 * d)
     np.testing.assert_allclose(rules["causal"].c, 6 * n * d + 6 * pairs * 513 * d)
     np.testing.assert_allclose(rules["full_embeddings"].n, rows["params_total"])
-    # Without the column of non-embedding parameters they follow from the shape, with 4 D hidden units where none is told.
+    # Without their column the non-embedding parameters follow from the shape, with 4 D hidden units where none is told.
     plain = fit_points_of(rows.drop(columns="params_nonembedding"))
     np.testing.assert_allclose(counting.recount(plain, counting.RULES[1]).n, rows["params_nonembedding"])
     # Our own table has counted both kinds of attention itself.

@@ -14,7 +14,7 @@ from lm.scaling.fitting import bootstrap
 from lm.scaling.fitting.bootstrap import Bootstrap, Interval
 from lm.scaling.fitting.fitted import Fitted, fit_points
 from lm.scaling.fitting.objective import Array
-from lm.scaling.fitting.quantities import quantities
+from lm.scaling.laws.base import Law
 from lm.scaling.read import Points
 from lm.scaling.words import entry
 
@@ -89,10 +89,11 @@ def analyse(
 
     FLOPs are those of training, forward and backward: 6 a parameter and token; a token that attends to T keys takes
     12 L D T more over the whole T x T, and 6 L D (T + 1) counted causally (L layers of width D, context T; every
-    score and every weighted sum is a product of width D). Tokens/parameter is asked at ten times the largest C under
-    the rule itself, with the geometric mean of C / (N D). IsoFLOP groups stay those of the table: where a rule spreads
-    the C of a group (`spread`, largest over smallest), its losses are carried along the rule's own surface to the
-    group's geometric mean. Rules whose columns are missing are refused by name.
+    score and every weighted sum is a product of width D). Where they are not 6 N, the FLOPs of a token are taken as
+    k N^g, the power law through the runs (`g`): N* ~ C^a with a = beta / (alpha + g beta). Tokens/parameter is asked at
+    ten times the largest C under the rule itself. IsoFLOP groups stay those of the table: where a rule spreads the C of
+    a group (`spread`, largest over smallest), its losses are carried along the rule's own surface to the group's
+    geometric mean. Rules whose columns are missing are refused by name.
 
     Raises:
       UsageError: the law allocates nothing, or fewer than two rules can be counted.
@@ -126,10 +127,14 @@ def lines(part: Mapping[str, Any]) -> list[str]:
         shown += [
             f"  {row['rule']:<{width}}  a {entry(row['a'])}, IsoFLOP {by_isoflop}; "
             f"{entry(row['tokens_per_parameter'])} tokens/parameter at {row['budget']:.3g} FLOP",
-            f"  {'':<{width}}  {row['meaning']}; {exponents}"
+            f"  {'':<{width}}  {row['meaning']}{_elasticity(row['g'])}; {exponents}"
             + ("" if row["certified"] else "; THE FIT IS NOT CERTIFIED"),
         ]
     return shown + [f"  {row['rule']:<{width}}  refused: {row['reason']}" for row in part["refused"]]
+
+
+def _elasticity(g: float) -> str:
+    return "" if abs(g - 1) < 1e-9 else f" ~ N^{g:.3f} D"
 
 
 def recount(found: Points, rule: Rule) -> Points:
@@ -144,26 +149,26 @@ def _counted(
 ) -> dict[str, Any]:
     found = recount(fitted.found, rule)
     again = fit_points(found, fitted.law, fitted.problem.objective, fitted.pins)
+    g, log_k = isoflop.power_law(np.log(found.n), np.log(found.c / found.d))
     budget = FURTHER * float(found.c.max())
-    ratio = f"tokens_per_parameter@{budget:.6g}"
-    asked = ("a", ratio, *fitted.law.exponents)
-    values = quantities(fitted.law, again.estimate, [budget], found.flops_per_nd)
+
+    def derived(theta: Array) -> dict[str, Array]:
+        return _optimum(fitted.law, again.natural(theta), g, math.log(budget) - log_k)
+
+    values = derived(again.theta)
     drawn = left_out = None
     if spec.resamples:
-        theta = bootstrap.draw(again.problem, again.theta, spec).theta
-        drawn = quantities(fitted.law, again.natural(theta), [budget], found.flops_per_nd)
+        drawn = derived(bootstrap.draw(again.problem, again.theta, spec).theta)
         if kind is Interval.BCA:
-            theta = bootstrap.jackknife(again.problem, again.theta, spec)
-            left_out = quantities(fitted.law, again.natural(theta), [budget], found.flops_per_nd)
+            left_out = derived(bootstrap.jackknife(again.problem, again.theta, spec))
     entries = {}
-    for name in asked:
+    for name in values:
         value, ends = float(values[name]), None
         if drawn is not None:
             ends = bootstrap.interval(drawn[name], value, None if left_out is None else left_out[name], kind)
         entries[name] = {"value": _finite(value), "interval": ends and [_finite(end) for end in ends]}
     grouped, spread = _grouped(again, fitted.found, clusters)
     curves = isoflop.analyse(grouped, seed=seed)
-    per_nd = found.c / (found.n * found.d)
     return {
         "rule": rule.name,
         "meaning": rule.meaning,
@@ -173,10 +178,23 @@ def _counted(
         "budgets": len(curves["budgets"]),
         "spread": spread,
         "budget": budget,
-        "tokens_per_parameter": entries[ratio],
-        "c_over_nd": [float(per_nd.min()), float(per_nd.max())],
+        "tokens_per_parameter": entries["tokens_per_parameter"],
+        "g": g,
         "certified": again.certificate.passed,
     }
+
+
+def _optimum(law: Law, parameters: Array, g: float, log_c: float) -> dict[str, Array]:
+    """Exponents [...] of natural parameters [..., P], and tokens/parameter where log of C / k = N^g D is `log_c`."""
+    terms = law.balanced(parameters)
+    if terms is None:
+        raise TypeError(f"'{law.name}' allocates nothing")
+    log_a, alpha, log_b, beta = terms
+    log_n = (log_a + np.log(alpha) - log_b - np.log(g * beta) + beta * log_c) / (alpha + g * beta)
+    with np.errstate(over="ignore"):
+        ratio = np.exp(log_c - (g + 1) * log_n)
+    exponents = {name: parameters[..., law.index[name]] for name in law.exponents}
+    return {"a": beta / (alpha + g * beta), "tokens_per_parameter": ratio, **exponents}
 
 
 def _grouped(again: Fitted, original: Points, clusters: Array | None) -> tuple[Points, float]:
