@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from lm.base.errors import RunError
+from lm.scaling.approaches.setting import Interpolated, interpolate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,8 +39,8 @@ def fit_rule(rows: Sequence[dict[str, Any]]) -> Rule:
     by_size = [[row for row in rows if row["n"] == n] for n in sorted({row["n"] for row in rows})]
     optima = [_optimum(size) for size in by_size]
     log_n = np.log([size[0]["n"] for size in by_size])
-    log_rate = np.log([rate for rate, _ in optima])
-    edges = [size[0]["n"] for size, (_, inside) in zip(by_size, optima, strict=True) if not inside]
+    log_rate = np.log([optimum.at for optimum in optima])
+    edges = [size[0]["n"] for size, optimum in zip(by_size, optima, strict=True) if optimum.refusal]
     note = f"; best rate at the edge of those tried for N = {', '.join(f'{n:,}' for n in edges)}" if edges else ""
     exponent, error = _slope(log_n, log_rate)
     if abs(exponent) < 2 * error:
@@ -50,18 +51,9 @@ def fit_rule(rows: Sequence[dict[str, Any]]) -> Rule:
     return Rule(coefficient, exponent, f"peak_lr = {coefficient:.3g} N^{exponent:.3f} (+- {error:.3f}){note}")
 
 
-def _optimum(rows: Sequence[dict[str, Any]]) -> tuple[float, bool]:
-    """The best rate of one size, and whether it lies inside those tried."""
-    rows = sorted(rows, key=lambda row: row["peak_lr"])
-    x = np.log([row["peak_lr"] for row in rows])
-    y = np.array([row["loss"] for row in rows])
-    best = int(np.argmin(y))
-    if best in (0, len(rows) - 1):
-        return rows[best]["peak_lr"], False
-    around = slice(best - 1, best + 2)
-    a, b, _ = np.polyfit(x[around] - x[best], y[around], 2)
-    vertex = np.clip(-b / (2 * a), x[best - 1] - x[best], x[best + 1] - x[best])
-    return float(np.exp(x[best] + vertex)), True
+def _optimum(rows: Sequence[dict[str, Any]]) -> Interpolated:
+    rates, losses = np.array(sorted((row["peak_lr"], row["loss"]) for row in rows)).T
+    return interpolate(rates, losses)
 
 
 def _slope(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
