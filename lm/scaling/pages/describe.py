@@ -63,9 +63,10 @@ def describe_prediction(prediction: Prediction) -> str:
 
 def _law(result: FitResult) -> list[str]:
     objective, proof, made = result.objective, result.certificate, result.provenance
-    delta = f" (delta {objective['delta']:g})" if objective["delta"] else ""
+    number = f" (delta {objective['delta']:g})" if objective["delta"] else ""
+    number += f" (over {objective['over']:g})" if objective["over"] != 1 else ""
     lines = [
-        f"{result.law}: L = {result.formula}   {result.points} points, {objective['name']}{delta}, "
+        f"{result.law}: L = {result.formula}   {result.points} points, {objective['name']}{number}, "
         f"summed: {objective['value']:.10g}"
     ]
     for name, value in result.parameters.items():
