@@ -149,7 +149,7 @@ def _counted(
 ) -> dict[str, Any]:
     found = recount(fitted.found, rule)
     again = fit_points(found, fitted.law, fitted.problem.objective, fitted.pins)
-    g, log_k = isoflop.power_law(np.log(found.n), np.log(found.c / found.d))
+    g, log_k = map(float, isoflop.power_law(np.log(found.n), np.log(found.c / found.d)))
     budget = FURTHER * float(found.c.max())
 
     def derived(theta: Array) -> dict[str, Array]:

@@ -44,7 +44,7 @@ def analyse(
     target = fitted.headline
     moved = {name: left_out[name] - whole[name] for name in whole}
     half_width = _half_width(intervals.get(target), left_out[target])
-    greedy = _greedy(fitted, codes, unit, budget, target, moved[target])
+    greedy, dropped = _greedy(fitted, codes, unit, budget, target, moved[target])
     order = np.argsort(-np.abs(moved[target]))[:SHOWN_POINTS]
     largest = {name: int(np.argmax(np.nan_to_num(np.abs(moves)))) for name, moves in moved.items()}
     return {
@@ -67,7 +67,7 @@ def analyse(
             for name, k in largest.items()
         },
         "greedy": greedy,
-        "warnings": _warnings(greedy, target, float(whole[target]), half_width, unit),
+        "warnings": _warnings(greedy, dropped, target, float(whole[target]), half_width, left_out[target], unit),
     }
 
 
@@ -121,8 +121,11 @@ def _values(fitted: Fitted, theta: Array, budget: float) -> dict[str, Array]:
 
 def _greedy(
     fitted: Fitted, codes: Array, unit: str, budget: float, target: str, moved: Array
-) -> dict[str, list[dict[str, Any]]]:
-    """Leaves out, one after the other, what moves the target furthest down and up; both ways are solved at once."""
+) -> tuple[dict[str, list[dict[str, Any]]], dict[str, list[int]]]:
+    """Leaves out, one after the other, what moves the target furthest down and up; both ways are solved at once.
+
+    The steps and the groups that were left out at each.
+    """
     few = unit != BAND
     order = np.argsort(moved)
     count = CANDIDATES if few else BAND_CANDIDATES
@@ -143,7 +146,7 @@ def _greedy(
             theta[way] = solved[best]
             label = _label(fitted, codes == tried[best][1], unit)
             steps[way].append({"rows": label, **{name: _finite(value[best]) for name, value in values.items()}})
-    return steps
+    return steps, dropped
 
 
 def _label(fitted: Fitted, mask: Array, unit: str) -> str:
@@ -153,16 +156,28 @@ def _label(fitted: Fitted, mask: Array, unit: str) -> str:
 
 
 def _warnings(
-    greedy: Mapping[str, Sequence[Mapping[str, Any]]], target: str, whole: float, half_width: float, unit: str
+    greedy: Mapping[str, Sequence[Mapping[str, Any]]],
+    dropped: Mapping[str, Sequence[int]],
+    target: str,
+    whole: float,
+    half_width: float,
+    left_out: Array,
+    unit: str,
 ) -> list[str]:
+    """Up to three groups that move the target further than the others leave it uncertain.
+
+    An outlier widens the interval that it is measured by: it counts against the interval of the others where that is
+    narrower (their part of the jackknife).
+    """
     found = []
-    for steps in greedy.values():
+    for way, steps in greedy.items():
         for count, step in enumerate(steps[:FEW], 1):
-            if abs(step[target] - whole) > half_width:
+            others = np.delete(left_out, dropped[way][:count])
+            if abs(step[target] - whole) > min(half_width, _half_width(None, others)):
                 left = "; ".join(other["rows"] for other in steps[:count])
                 found.append(
                     f"{target} hangs on {count} {unit}{'s' * (count > 1)}: without {left} it is {step[target]:.4g} "
-                    f"instead of {whole:.4g}, further than half its 95 % interval"
+                    f"instead of {whole:.4g}, further than half the 95 % interval that the others give"
                 )
                 break
     return found
