@@ -39,8 +39,8 @@ from ml_collections import ConfigDict
 
 from lm.base.config import load_file
 
-BASE = Path(__file__).parent / "{base}"
-ARG = "{arg}"
+BASE = Path(__file__).parent / {base}
+ARG = {arg}
 CELLS = [
 {cells}
 ]
@@ -90,8 +90,8 @@ def write_ladder(plan: Plan, path: Path, base: str, *, column: int = 0) -> int:
             budget=largest.budget.value,
             counted=counted,
             name=path.name,
-            base=Path(os.path.relpath(Path(source).resolve(), path.resolve().parent)).as_posix(),
-            arg=arg,
+            base=json.dumps(Path(os.path.relpath(Path(source).resolve(), path.resolve().parent)).as_posix()),
+            arg=json.dumps(arg),
             cells="\n".join(lines),
         ),
     )

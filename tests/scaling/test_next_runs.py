@@ -83,6 +83,15 @@ def test_noise_counts_for_what_the_objective_makes_of_it():
     assert at(1.345 * 0.01) == pytest.approx(0.01 / np.sqrt(0.95), rel=1e-3)  # Huber's constant of 95 % efficiency
 
 
+@pytest.mark.parametrize("objective", ["huber_log", "log_least_squares"])
+def test_an_exact_law_has_nothing_to_narrow(objective):
+    result = fit_table(
+        planted.table(coverage.grid(5, 5), noise=0.0), n="n", d="d", c=None, bootstrap=40, objective=objective
+    )
+    found = plan(result, budgets=[1e23], next_count=3).next_runs
+    assert found.width_after == pytest.approx(found.width_before) == pytest.approx(1, abs=1e-4)
+
+
 def test_impossible_proposals_are_refused():
     rows = planted.table(coverage.grid(5, 5))
     for options, words in (

@@ -208,6 +208,11 @@ def test_impossible_requests_are_refused(fitted, asked, words):
         plan(fitted, **asked)
 
 
+def test_a_fit_that_lacks_something_is_refused_by_name(fitted):
+    with pytest.raises(UsageError, match="'provenance' has no 'columns'"):
+        plan(dataclasses.replace(fitted, provenance={"flops_per_nd": 6.0, "conventions": []}), budgets=[1e23])
+
+
 def test_a_law_that_allocates_nothing_is_refused_with_those_that_do(fitted):
     single = dataclasses.replace(fitted, law="saturating_c", parameters={"E": 1.0, "A": 9.0, "alpha": 0.1})
     with pytest.raises(UsageError, match=r"'saturating_c' allocates nothing.*hoffmann"):

@@ -20,7 +20,8 @@ RATIOS = 33  # candidate ratios of tokens to parameters
 SHARES = (1, 0.9, 0.8, 2 / 3, 0.6, 0.5, 0.4, 1 / 3, 0.25, 0.2, 1 / 6, 0.125, 0.1, 0.05, 0.02, 0.01)  # of the cap
 SPLITS = (1.0, 0.5, 0.25, 0.1)  # greedy starts: what each run may cost of what the one before may
 ENOUGH = 1e-6  # of the variance: an exchange that gains less is none
-ROUNDING = 1e-9  # of a limit or the cap
+ROUNDING = 1e-9  # of a limit, of the cap, of n
+LEAST_NOISE = 1e-6  # of a loss: a fit without any would know the law from a handful of runs
 FEWEST_SAMPLES = 20
 
 
@@ -143,7 +144,7 @@ def choose(aim: Array, losses: Array, noise: float, cost: Array, count: int) -> 
     """
     deviation, target = losses - losses.mean(0), aim - aim.mean()
     covariance, with_aim = deviation.T @ deviation / len(aim), deviation.T @ target / len(aim)
-    variance, cheapest = float(target @ target) / len(aim), cost.min()
+    variance, cheapest = max(float(target @ target) / len(aim), ROUNDING**2), cost.min()
 
     def explained(given: list[int], most: float) -> Array:
         """The variance [G] that the `given` runs and one more, of a cost of at most `most`, explain together."""
@@ -182,9 +183,9 @@ def noise_of(result: FitResult) -> float:
     """
     from scipy.special import ndtr
 
-    spread = max(result.noise["residual_sd"] or 0.0, result.noise["seed_sd"] or 0.0)
+    spread = max(result.noise["residual_sd"] or 0.0, result.noise["seed_sd"] or 0.0, LEAST_NOISE)
     delta = result.objective["delta"]
-    if delta is None or spread == 0:
+    if delta is None:
         return spread
     if delta == 0:
         return spread * math.sqrt(math.pi / 2)

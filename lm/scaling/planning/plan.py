@@ -22,6 +22,12 @@ from lm.scaling.result import FitResult
 
 NEAR = 1e-3  # of the optimal loss: what counts as no worse
 SMALLER = (1 / 2, 1 / 4, 1 / 8)  # of N*: how far the table of over-training goes
+NEEDED = {  # what a fit.json that was typed by hand must have too
+    "provenance": ("flops_per_nd", "conventions", "columns"),
+    "fitted_range": ("n", "d", "c"),
+    "noise": ("residual_sd", "seed_sd"),
+    "objective": ("delta",),
+}
 EDGE = 1e-6  # of a logarithm: an optimum as near to one parameter or one token is none
 
 
@@ -118,6 +124,10 @@ def plan(
       UsageError: a number that is not positive, a loss below the law's floor, or a law that allocates nothing.
     """
     _check(budgets, loss, inference_tokens, unique_tokens)
+    for part, names in NEEDED.items():
+        for name in names:
+            if name not in getattr(result, part):
+                raise UsageError(f"'{part}' has no '{name}'", where="--fit", do="Write it with `lm fit`.")
     surface, warnings = _surface(result, inference_tokens, unique_tokens)
     if not result.bootstrap_samples:
         warnings.append("the fit has no bootstrap samples: no intervals and no next runs (fit with --bootstrap 1000)")
