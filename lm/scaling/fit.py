@@ -20,12 +20,11 @@ from lm.scaling.fitting.bootstrap import Bootstrap, Interval, Resampling
 from lm.scaling.fitting.certificate import Certificate
 from lm.scaling.fitting.fitted import Fitted, fit_points
 from lm.scaling.fitting.objective import HUBER, Array, Objective, objective_named
-from lm.scaling.fitting.quantities import quantities
+from lm.scaling.fitting.quantities import NEAR, quantities
 from lm.scaling.laws import law_named
 from lm.scaling.laws.base import Law
 from lm.scaling.laws.power import HOFFMANN
 from lm.scaling.planning.optimum import Surface, best, near_optimal
-from lm.scaling.planning.plan import EDGE, NEAR
 from lm.scaling.result import FitResult
 
 if TYPE_CHECKING:
@@ -38,6 +37,7 @@ COVERAGE_OF_FEW = {  # measured by `coverage.measure` on planted laws of 15, 20 
     Resampling.RESIDUAL: "such 95 % intervals held the truth in only 86 to 94 % of planted tables: they are too narrow",
     Resampling.CLUSTER: "how often intervals by cluster hold the truth is not measured for so few",
 }
+EDGE = 1e-6  # of a logarithm: a range that ends so near to one parameter or token has no end
 NOTHING = 1e-3  # of the least loss: a constant below it is as good as 0
 
 

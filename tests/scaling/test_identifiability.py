@@ -81,9 +81,10 @@ def test_what_the_data_do_not_bound_is_said():
     # Tokens far beyond where they tell anything: no exponent of D is in the losses.
     lavish = planted.table(parameters=(1.8, 480.0, 1e-3, 0.35, 0.37))
     part = identifiability.analyse(fitted(lavish))
-    assert part["profiles"]["beta"]["bounded"] != "bounded"
+    assert part["profiles"]["beta"]["bounded"] == "not bounded"
+    assert part["profiles"]["B"]["bounded"] == "bounded above only"
     assert part["profiles"]["alpha"]["bounded"] == "bounded"
-    assert any(warning.startswith("beta is") for warning in part["warnings"])
+    assert any(warning.startswith("beta is not bounded") for warning in part["warnings"])
     json.dumps(part, allow_nan=False)
 
 

@@ -106,10 +106,14 @@ def sandwich(problem: Problem, theta: Array) -> tuple[Array, Array]:
         pull = np.clip(residual, -delta, delta) if delta else np.sign(residual)
         rise = (size <= window) * (delta or 1.0) / window
     sided, slopes = problem.objective.sided(residual), jacobian[free]
+    # In units of its own slope, so that a parameter that hardly moves the losses is not taken for one that does not.
+    unit = np.linalg.norm(slopes, axis=1)
+    slopes = slopes / np.where(unit > 0, unit, 1)[:, None]
     inverse = np.linalg.pinv((slopes * rise * sided) @ slopes.T, hermitian=True)
     spread = (slopes * (pull * sided) ** 2) @ slopes.T * points / (points - len(free))
     whole = np.zeros((2, len(theta), len(theta)))
-    whole[:, free[:, None], free] = inverse @ spread @ inverse, inverse
+    units = np.outer(unit, unit)
+    whole[:, free[:, None], free] = np.array([inverse @ spread @ inverse, inverse]) / np.where(units > 0, units, 1)
     return whole[0], whole[1]
 
 

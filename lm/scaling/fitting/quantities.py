@@ -6,6 +6,8 @@ import numpy as np
 
 from lm.scaling.laws.base import Array, Law
 
+NEAR = 1e-3  # of the optimal loss: what counts as no worse
+
 
 def quantities(law: Law, parameters: Array, budgets: Sequence[float], flops_per_nd: float) -> dict[str, Array]:
     """All that gets an interval: the parameters [..., P] by name and, by law, exponents and optima at `budgets`."""
