@@ -135,6 +135,14 @@ def _report(parser: argparse.ArgumentParser) -> Runner:
     return run
 
 
+class _ListLaws(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from lm.scaling.laws import listing
+
+        print(listing())
+        parser.exit()
+
+
 def _fit(parser: argparse.ArgumentParser) -> Runner:
     """Fits a law with intervals, a certificate and IsoFLOP optima to a run table or anybody's CSV, JSONL or Parquet."""
     parser.add_argument("table", metavar="FILE", help="CSV, TSV, JSONL or Parquet")
@@ -143,6 +151,7 @@ def _fit(parser: argparse.ArgumentParser) -> Runner:
     parser.add_argument("--u", metavar="COL", help="column of distinct training tokens, for laws of repeated data")
     parser.add_argument("--loss", metavar="COL", help="column of loss, nats/token")
     parser.add_argument("--where", metavar="EXPR", help="rows to use, a pandas query")
+    parser.add_argument("--laws", action=_ListLaws, nargs=0, help="list the laws with their formulas and exit")
     parser.add_argument("--law", help="law to fit (default hoffmann; of a setting's optima: by what varies)")
     parser.add_argument("--others", metavar="LAW,LAW", default="", help="laws to fit beside it")
     parser.add_argument(

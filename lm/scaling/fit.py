@@ -191,6 +191,7 @@ def _summary(fitted: Fitted, spec: Bootstrap, kind: Interval, budgets: Sequence[
         *(f"THE FIT IS NOT CERTIFIED: {failure}" for failure in proof.failures),
         *(f"{name} is pinned to two digits: optima far away move by half with the third" for name in rounded),
         *found.warnings,
+        *_unread_repetition(found, law),
         *_fit_warnings(found, absent, lost, spec.kind),
     ]
     kept = samples[np.linspace(0, len(samples), min(len(samples), KEPT_SAMPLES), endpoint=False).astype(int)]
@@ -252,6 +253,14 @@ def _flat(surface: Surface, budget: float) -> list[float | None]:
     low, high = (float(end[0]) for end in near_optimal(surface, best(surface, budget), NEAR))
     edge = float(surface.largest(budget))
     return [math.exp(low) if low > EDGE else None, math.exp(high) if high < edge - EDGE else None]
+
+
+def _unread_repetition(found: read.Points, law: Law) -> list[str]:
+    if found.u is None or "u" in law.variables:
+        return []
+    again = int((found.d > found.u * (1 + read.SAME)).sum())
+    what = f"{again} of {len(found)} runs pass over tokens more than once: '{law.name}' has no term for repetition"
+    return [what] if again else []
 
 
 def _fit_warnings(found: read.Points, absent: Sequence[str], lost: float, kind: Resampling) -> list[str]:

@@ -1,5 +1,7 @@
 """Every law is found again from losses that it made itself, and says what it is in other words."""
 
+import json
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -7,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lm.base.errors import UsageError
+from lm.cli import main
 from lm.scaling import read
 from lm.scaling.checks import coverage
 from lm.scaling.fit import fit_table
@@ -202,3 +205,37 @@ def test_distinct_tokens_are_asked_for_read_and_checked():
         predict(result, 1e9, 2e10, 3e10)
     with pytest.raises(UsageError, match="does not read distinct tokens"):
         predict(fit_table(rows, **columns), 1e9, 2e10, 1e10)
+
+
+def test_the_command_reads_distinct_tokens_and_predicts_with_them(tmp_path, capsys):
+    rows, out = tmp_path / "runs.csv", str(tmp_path / "fit.json")
+    made = table(law_named("repeated_data"), 0.003, side=7)
+    made.to_csv(rows, index=False)
+    fit = ["fit", str(rows), "--law", "repeated_data", "--bootstrap", "20", "--out", out]
+    assert main([*fit, "--n", "n", "--d", "d", "--u", "u"]) == 0
+    assert "R_D" in capsys.readouterr().out
+    losses = []
+    for distinct in ([], ["--u", "1e9"]):
+        assert main(["predict", "--fit", out, "--n", "1e9", "--d", "2e10", "--json", *distinct]) == 0
+        losses.append(json.loads(capsys.readouterr().out)["mean"])
+    assert losses[0] < losses[1]
+    own = made.rename(columns={"n": "params_total", "d": "tokens", "c": "flops_matmul", "u": "tokens_unique"})
+    own.to_csv(rows, index=False)
+    assert main(fit) == 0
+    told = capsys.readouterr().out
+    assert "--u tokens_unique" in told
+    assert "no term for repetition" not in told
+
+
+def test_distinct_tokens_beside_a_law_that_does_not_read_them_are_warned_about(tmp_path):
+    result = fit_table(table(REPEATED, 0.003, side=7), others=["repeated"], n="n", d="d", c="c", u="u", bootstrap=0)
+    assert any("'hoffmann' has no term for repetition" in warning for warning in result.warnings)
+    assert not any("no term for repetition" in warning for warning in result.others[0]["warnings"])
+
+
+def test_the_laws_are_listed(capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["fit", "--laws"])
+    assert left.value.code == 0
+    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert listed == [law.name for law in LAWS]

@@ -18,3 +18,9 @@ def law_named(name: str, where: str = "--law") -> Law:
         if law.name == name:
             return law
     raise UsageError(f"there is no law '{name}'", where=where, do=nearest(name, [law.name for law in LAWS]))
+
+
+def listing() -> str:
+    """Every law in plain text: name, formula, source."""
+    widths = (max(len(law.name) for law in LAWS), max(len(law.formula) for law in LAWS))
+    return "\n".join(f"{law.name:<{widths[0]}}  {law.formula:<{widths[1]}}  {law.source}" for law in LAWS)

@@ -134,7 +134,7 @@ def _tied(theta: Array) -> Array:
     return np.stack([e, log_a - shift, log_b - shift, 2 * eta], axis=-1)
 
 
-GAMMA = Gamma("gamma", "E + (A / N^alpha + B / D^beta)^gamma", "arXiv:2502.08606")
+GAMMA = Gamma("gamma", "E + (A / N^alpha + B / D^beta)^gamma", "Busbridge et al. 2025 (arXiv:2502.08606)")
 KAPLAN_JOINT = KaplanJoint(
     "kaplan_joint", "[(N_c / N)^(alpha_N / alpha_D) + D_c / D]^alpha_D", "Kaplan et al. 2020, eq. 1.5"
 )

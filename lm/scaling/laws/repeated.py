@@ -132,7 +132,8 @@ def _effective_and_slopes(log_total: Array, log_unique: Array, decay: Array) -> 
 
 def _law(name: str, what: str, decaying: tuple[str, ...], *, tied: bool = True) -> Repeated:
     formula = f"E + A / N'^alpha + B / D'^{'alpha' if tied else 'beta'}, {what}"
-    return Repeated(name, formula, "Muennighoff et al. 2023, app. A", decaying, tied)
+    source = "Muennighoff et al. 2023, app. A" + ("" if tied else ", with free exponents")
+    return Repeated(name, formula, source, decaying, tied)
 
 
 BOTH = "N' and D' decayed by R_N and R_D"
