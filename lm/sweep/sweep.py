@@ -19,6 +19,7 @@ from lm.run.folder import RunFolder
 from lm.run.lock import locked
 from lm.run.record import read_result
 from lm.scaling.fit import fit_table
+from lm.scaling.laws.power import HOFFMANN
 from lm.scaling.pages.describe import describe
 from lm.scaling.pages.report import write_report
 from lm.scaling.planning.predict import predict
@@ -212,7 +213,7 @@ def _fit(ladder: Ladder, folder: Path, table: pd.DataFrame) -> None:
     result = fit_table(
         table, n=plan.n, d=plan.d, c=plan.c, loss=plan.loss, law=plan.law, objective=plan.objective,
         where=f"({where}) and ({plan.where})" if plan.where else where, bootstrap=plan.bootstrap, seed=plan.seed,
-        command=f"lm sweep: ladder '{ladder.name}'",
+        compare=plan.law == HOFFMANN.name, command=f"lm sweep: ladder '{ladder.name}'",
     )  # fmt: skip
     result.save(folder / "fit.json")
     print(f"\n{describe(result)}")

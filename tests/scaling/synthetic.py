@@ -95,7 +95,8 @@ def write_sweep(folder: Path, seed: int = 0) -> Path:
     table.to_csv(folder / "table.csv", index=False)
     for _, row in table.iterrows():
         _write_cell(folder / row["cell"], row, rng)
-    fit = fit_table(table, where="role == 'fit' or role == 'repeat'", bootstrap=60, others=["kaplan_c"])
+    fit = fit_table(table, where="role == 'fit' or role == 'repeat'", bootstrap=60, others=["kaplan_c"],
+                    compare=True)  # fmt: skip
     fit.save(folder / "fit.json")
     held_out = table[table["role"] == "holdout"].iloc[0]
     n, d, measured = (float(held_out[c]) for c in ("params_total", "tokens", "loss"))

@@ -12,12 +12,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
 from lm.base.errors import UsageError
-from lm.scaling.pages import figures, style
+from lm.scaling.pages import figures, figures_approaches, style
 from lm.scaling.pages.figures import FIGURES, NotDrawn
 from lm.scaling.pages.finished import Curve, FinishedSweep, read_sweep
 from lm.scaling.pages.style import Format
 
-DRAW = {name: draw for name, _, draw in FIGURES}
+DRAW = {name: draw for name, _, draw in (*FIGURES, *figures_approaches.FIGURES)}
 
 
 @pytest.fixture(scope="module")

@@ -63,7 +63,7 @@ def browser(chromium, tmp_path):
 def test_a_browser_draws_every_figure_and_complains_of_nothing(browser, sweep_copy, image_format):
     browser.open(write_report(sweep_copy, image_format))
     images = browser.evaluate(IMAGES)
-    assert [name for name, *_ in images] == ["curves", "isoflop", "surface", "extrapolation", "predicted", "tune"]
+    assert [name for name, *_ in images] == ["curves", "isoflop", "surface", "extrapolation", "predicted", "tune", "approaches"]
     assert all(min(sizes) > 200 for _, *sizes in images)
     assert browser.complaints == []
     assert [url for url in browser.requests if not url.startswith(("file:", "data:"))] == []
@@ -92,7 +92,7 @@ def test_the_page_needs_nothing_but_itself(page):
 
 def test_embedded_figures_are_the_files_in_the_folder(page, written):
     embedded = re.findall(r'id="(\w+)">.*?src="data:image/png;base64,([^"]+)"', page)
-    assert len(embedded) == 6
+    assert len(embedded) == 7
     for name, content in embedded:
         assert base64.b64decode(content) == (written.parent / "figures" / f"{name}.png").read_bytes()
 
@@ -190,8 +190,8 @@ def test_a_fit_with_a_derived_column_is_refused(sweep_copy):
 def test_the_command_says_where_the_report_lies_and_pdf_embeds_svg(sweep_copy, capsys):
     assert main(["report", str(sweep_copy), "--format", "pdf"]) == 0
     assert capsys.readouterr().out == f"report: {sweep_copy / 'report.html'}\n"
-    assert sorted(path.suffix for path in (sweep_copy / "figures").iterdir()) == [".pdf"] * 6
-    assert (sweep_copy / "report.html").read_text().count("data:image/svg+xml;base64,") == 6
+    assert sorted(path.suffix for path in (sweep_copy / "figures").iterdir()) == [".pdf"] * 7
+    assert (sweep_copy / "report.html").read_text().count("data:image/svg+xml;base64,") == 7
 
 
 @pytest.mark.parametrize(

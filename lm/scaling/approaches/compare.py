@@ -70,12 +70,19 @@ def parts(
 
 
 def analyse(
-    fitted: Fitted, clusters: Array | None, budgets: Sequence[float], *, seed: int, resamples: int = RESAMPLES
+    fitted: Fitted,
+    clusters: Array | None,
+    budgets: Sequence[float],
+    *,
+    seed: int,
+    resamples: int = RESAMPLES,
+    laws: Sequence[Law] = SURFACES,
 ) -> dict[str, Any]:
     """{approaches, absent, disagreement, path, points, resampling, ...} at `budgets` (FLOP); intervals are 95 %.
 
-    `fitted` gives points, objective and, where it is Hoffmann's law, its pins. `clusters` [points] are runs: where each
-    is a training curve, approach 1 reads the curves and all others the last row of each run.
+    `laws` are fitted beside Hoffmann's, the reference. `fitted` gives points, objective and, where it is Hoffmann's law,
+    its pins. `clusters` [points] are runs: where each is a training curve, approach 1 reads the curves and all others
+    the last row of each run.
     Every approach is applied to the same pseudo-tables: Hoffmann's fitted surface with its residuals at random signs
     (wild bootstrap of Davidson and Flachaire 2008, residuals over 1 - leverage: each point keeps its own size of noise,
     which small runs have more of). A training curve moves as a whole, with the residual of its last row; clusters that
@@ -104,7 +111,7 @@ def analyse(
         for key in ("n", "d"):
             answers[f"2: {curve.name} in {key.upper()}"] = _minima(ends, usable, curve, key, stack, per_nd)
     answers[REFERENCE] = _surface(surface, stack, budgets, per_nd)
-    for law in SURFACES:
+    for law in laws:
         try:
             fit = fit_points(ends, law, objective, {})
         except UsageError as error:

@@ -13,10 +13,11 @@ SAME_SIZE = 6  # digits of log N or log D
 
 @dataclasses.dataclass(frozen=True)
 class Curve(abc.ABC):
-    """One way to find the minimum of a budget's losses; `without` says of a curve that it has none."""
+    """One way to find the minimum of a budget's losses; `without` says that there is none, `doubtful` maybe none."""
 
     name: str
     without: str
+    doubtful: str
 
     @abc.abstractmethod
     def minima(self, x: Array, losses: Array) -> tuple[Array, Array]:
@@ -53,7 +54,11 @@ class Parabola(Curve):
             return place, np.where(c2 > 0, c0 - c1**2 / (4 * c2), np.nan)
 
 
-PARABOLA = Parabola("parabola", "wrong curvature: the fitted parabola has a maximum")
+PARABOLA = Parabola(
+    "parabola",
+    without="wrong curvature: the fitted parabola has a maximum",
+    doubtful="the curvature is not distinguishable from 0 at 95 %",
+)
 
 
 def coefficients(x: Array, losses: Array) -> Array:
@@ -70,7 +75,8 @@ def by_size(x: Array, losses: Array) -> tuple[Array, Array]:
     """The distinct x [S], ascending, and the mean losses [R, S] of the points that share one."""
     sizes, codes = np.unique(np.round(x, SAME_SIZE), return_inverse=True)
     member = (codes[:, None] == np.arange(len(sizes))).astype(np.float64)
-    return sizes, losses @ (member / member.sum(0))
+    shares = member / member.sum(0)
+    return x @ shares, losses @ shares
 
 
 def _design(x: Array) -> Array:

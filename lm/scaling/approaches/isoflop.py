@@ -51,7 +51,7 @@ def analyse(found: Points, *, seed: int, curve: Curve = PARABOLA) -> dict[str, A
         in_n, in_d, loss = np.log(found.n[rows]), np.log(found.d[rows]), found.loss[rows]
         noisy = loss + sizes[:, None] * random.standard_normal((count, len(rows)))
         drawn_n, drawn_d = (curve.minima(x, noisy)[0] for x in (in_n, in_d))
-        reason = _interval_refusal(drawn_n, in_n, "sizes") or _interval_refusal(drawn_d, in_d, "tokens")
+        reason = _interval_refusal(curve, drawn_n, in_n, "sizes") or _interval_refusal(curve, drawn_d, in_d, "tokens")
         if reason:
             refused.append({"budget": float(budgets[k]), "reason": reason})
             continue
@@ -163,10 +163,10 @@ def _spread_refusal(c: Array) -> str | None:
     return f"its compute runs over a factor of {factor:.3g}: no one budget" if factor > WIDEST_BUDGET else None
 
 
-def _interval_refusal(draws: Array, x: Array, what: str) -> str | None:
+def _interval_refusal(curve: Curve, draws: Array, x: Array, what: str) -> str | None:
     low, high = np.quantile(np.where(np.isfinite(draws), draws, np.inf), [0.025, 0.975], method="lower")
     if np.mean(~np.isfinite(draws)) > 0.025:
-        return "the curvature is not distinguishable from 0 at 95 %"
+        return curve.doubtful
     if low < x.min() or high > x.max():
         return f"the 95 % interval of the minimum leaves the sampled {what}"
     return None

@@ -76,7 +76,7 @@ FIGURES: Figures = (("approaches", "All approaches", approaches),)
 
 
 def _ratios(axes: "Axes", ends: list[tuple[dict[str, Any], Any]], part: dict[str, Any]) -> None:
-    """Each approach's N* at the farthest compute over the reference's: the names of the lines' colours too."""
+    """Each approach's N* at the farthest compute over the reference's; this names the colours of the lines too."""
     names = []
     for k, (row, colour) in enumerate(ends):
         value, interval = (1.0, None) if row["ratio"] is None else (row["ratio"]["value"], row["ratio"]["interval"])
@@ -86,8 +86,6 @@ def _ratios(axes: "Axes", ends: list[tuple[dict[str, Any], Any]], part: dict[str
         names.append(row["approach"].partition(": ")[2])
     axes.axvline(1, color=FITTED, lw=0.8, zorder=0)
     axes.set_yticks(range(len(names)), names)
-    for label, (_, colour) in zip(axes.get_yticklabels(), ends, strict=True):
-        label.set_color(colour)
     axes.set_ylim(len(names) - 0.5, -0.5)
     style.log_axis(axes.xaxis, "{:g}".format)
     axes.grid(visible=False, axis="y")
