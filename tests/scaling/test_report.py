@@ -63,7 +63,8 @@ def browser(chromium, tmp_path):
 def test_a_browser_draws_every_figure_and_complains_of_nothing(browser, sweep_copy, image_format):
     browser.open(write_report(sweep_copy, image_format))
     images = browser.evaluate(IMAGES)
-    assert [name for name, *_ in images] == ["curves", "isoflop", "surface", "extrapolation", "predicted", "tune", "approaches"]
+    names = ["curves", "isoflop", "surface", "extrapolation", "predicted", "tune", "approaches"]
+    assert [name for name, *_ in images] == names
     assert all(min(sizes) > 200 for _, *sizes in images)
     assert browser.complaints == []
     assert [url for url in browser.requests if not url.startswith(("file:", "data:"))] == []

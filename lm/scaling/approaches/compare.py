@@ -80,9 +80,9 @@ def analyse(
 ) -> dict[str, Any]:
     """{approaches, absent, disagreement, path, points, resampling, ...} at `budgets` (FLOP); intervals are 95 %.
 
-    `laws` are fitted beside Hoffmann's, the reference. `fitted` gives points, objective and, where it is Hoffmann's law,
-    its pins. `clusters` [points] are runs: where each is a training curve, approach 1 reads the curves and all others
-    the last row of each run.
+    `laws` are fitted beside Hoffmann's, the reference. `fitted` gives points, objective and, where it is Hoffmann's
+    law, its pins. `clusters` [points] are runs: where each is a training curve, approach 1 reads the curves and all
+    others the last row of each run.
     Every approach is applied to the same pseudo-tables: Hoffmann's fitted surface with its residuals at random signs
     (wild bootstrap of Davidson and Flachaire 2008, residuals over 1 - leverage: each point keeps its own size of noise,
     which small runs have more of). A training curve moves as a whole, with the residual of its last row; clusters that
