@@ -15,7 +15,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Okabe and Ito's palette without its vermilion, which is the held-out run's, and its yellow, which vanishes on white.
-_COLOURS = ("#0072b2", "#56b4e9", "#009e73", "#8fd0bc", "#e69f00", "#cc79a7", "#8c6bb1", "#999999")
+# The same colour for an approach in every report.
+_COLOURS = {
+    "1: envelope": "#e69f00",
+    "2: parabola in N": "#0072b2",
+    "2: parabola in D": "#56b4e9",
+    "2: interpolation in N": "#009e73",
+    "2: interpolation in D": "#8fd0bc",
+    "3: hoffmann": FITTED,
+    "3: hoffmann_tied": "#999999",
+    "3: gamma": "#cc79a7",
+    "3: kaplan_joint": "#8c6bb1",
+}
 
 
 def approaches(sweep: FinishedSweep) -> "Figure":
@@ -41,12 +52,11 @@ def side_by_side(fit: FitResult) -> "Figure":
     axes, ratios = figure.subplots(1, 2, width_ratios=(1.5, 1))
     path = np.array(part["path"])
     rows = [row for row in part["approaches"] if None not in row["n_path"]]
-    others = iter(_COLOURS)
     ends = []
     largest = fit.fitted_range["c"][1]
     for row in rows:
         reference = row["approach"] == part["reference"]
-        colour = FITTED if reference else next(others)
+        colour = _COLOURS.get(row["approach"], FITTED)
         line = np.array(row["n_path"])
         if all(row["band"]):
             low, high = np.array(row["band"], dtype=float).T
