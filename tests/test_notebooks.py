@@ -1,4 +1,4 @@
-"""Every notebook runs from top to bottom in a clean kernel, on a sweep with planted truth."""
+"""Every notebook runs from top to bottom in a clean kernel, on a sweep with planted truth or on published data."""
 
 from pathlib import Path
 
@@ -35,7 +35,9 @@ def test_notebooks_are_stored_without_outputs_and_in_short_cells(notebook):
 
 
 @pytest.mark.slow
-def test_notebooks_run_and_no_output_is_longer_than_a_screen(notebook, tmp_path, monkeypatch):
+def test_notebooks_run_and_no_output_is_longer_than_a_screen(notebook, tmp_path, monkeypatch, request):
+    if any("LM_SHARED" in cell.source for cell in notebook.cells):
+        monkeypatch.setenv("LM_SHARED", str(request.getfixturevalue("shared")))
     monkeypatch.setenv("LM_SWEEP", str(write_sweep(tmp_path / "sweep")))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
