@@ -74,12 +74,12 @@ def test_an_exact_law_is_found(law):
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.name)
 def test_starts_agree_where_the_law_is_in_the_data(law):
-    for seed in range(2):
-        proof = fit_points(points(table(law, 0.003, seed)), law, HUBER, {}).certificate
-        assert proof.passed, (seed, proof.failures)
-        assert proof.starts_agreeing >= 0.9, seed
+    proof = fit_points(points(table(law, 0.003)), law, HUBER, {}).certificate
+    assert proof.passed, proof.failures
+    assert proof.starts_agreeing >= 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("law", SHAPES, ids=lambda law: law.name)
 def test_intervals_of_a_form_hold_its_truth(law):
     result = fit_table(
@@ -180,14 +180,14 @@ def test_without_expm1_a_large_decay_would_look_like_nothing():
 
 
 def test_a_decay_that_is_not_in_the_data_fails_the_certificate():
-    rows = table(TIED, 0.003)
+    rows = table(TIED, 0.003, side=6)
     result = fit_table(rows.assign(u=rows["d"]), law="repeated_data", n="n", d="d", c="c", u="u", bootstrap=0)
     assert not result.certificate["passed"]
     assert any("moves no prediction: R_D" in warning for warning in result.warnings)
 
 
 def test_distinct_tokens_are_asked_for_read_and_checked():
-    rows = table(REPEATED, 0.003)
+    rows = table(REPEATED, 0.003, side=6)
     columns = {"n": "n", "d": "d", "c": "c", "bootstrap": 20}
     with pytest.raises(UsageError, match="--u COL"):
         fit_table(rows, law="repeated", **columns)
@@ -228,7 +228,9 @@ def test_the_command_reads_distinct_tokens_and_predicts_with_them(tmp_path, caps
 
 
 def test_distinct_tokens_beside_a_law_that_does_not_read_them_are_warned_about(tmp_path):
-    result = fit_table(table(REPEATED, 0.003, side=7), others=["repeated"], n="n", d="d", c="c", u="u", bootstrap=0)
+    result = fit_table(
+        table(REPEATED, 0.003, side=6), others=["repeated_data"], n="n", d="d", c="c", u="u", bootstrap=0
+    )
     assert any("'hoffmann' has no term for repetition" in warning for warning in result.warnings)
     assert not any("no term for repetition" in warning for warning in result.others[0]["warnings"])
 
