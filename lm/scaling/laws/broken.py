@@ -42,6 +42,19 @@ class Broken(Law):
         turn = f * log_sum((x - log_break) / f, 0.0)
         return np.log(e + np.exp(log_a - alpha * x - (beta - alpha) * turn))
 
+    def log_loss_and_jacobian(self, theta: Array, logs: Logs) -> tuple[Array, Array]:
+        e, log_a, alpha, beta, log_break, log_f = np.moveaxis(theta[..., None], -2, 0)
+        past, f = logs[self.variable] - log_break, np.exp(log_f)
+        soft = log_sum(past / f, 0.0)
+        turn, turned = f * soft, np.exp(past / f - soft)
+        power = np.exp(log_a - alpha * logs[self.variable] - (beta - alpha) * turn)
+        loss = e + power
+        share = power / loss
+        bent = share * (beta - alpha)
+        slopes = [1 / loss, share, share * (turn - logs[self.variable]), -share * turn]
+        slopes += [bent * turned, bent * (past * turned - turn)]
+        return np.log(loss), np.stack(slopes, axis=1)
+
     def starts(self, logs: Logs, loss: Array) -> Array:
         """Two straight lines through log(loss - E), for each share of E and place of the break."""
         x, found = logs[self.variable], []

@@ -73,6 +73,14 @@ class KaplanJoint(Law):
         log_n, log_d, alpha_n, alpha_d = np.moveaxis(theta[..., None], -2, 0)
         return alpha_d * log_sum(alpha_n / alpha_d * (log_n - logs["n"]), log_d - logs["d"])
 
+    def log_loss_and_jacobian(self, theta: Array, logs: Logs) -> tuple[Array, Array]:
+        log_n, log_d, alpha_n, alpha_d = np.moveaxis(theta[..., None], -2, 0)
+        far_n, of_d = log_n - logs["n"], log_d - logs["d"]
+        of_n = alpha_n / alpha_d * far_n
+        total = log_sum(of_n, of_d)
+        by_n, by_d = np.exp(of_n - total), np.exp(of_d - total)
+        return alpha_d * total, np.stack([alpha_n * by_n, alpha_d * by_d, by_n * far_n, total - by_n * of_n], axis=1)
+
     def starts(self, logs: Logs, loss: Array) -> Array:
         """Both exponents small to large, the median loss split over the two terms."""
         middle = np.log(np.median(loss))
