@@ -73,10 +73,10 @@ def residuals(x: Array, loss: Array) -> Array:
 
 def by_size(x: Array, losses: Array) -> tuple[Array, Array]:
     """The distinct x [S], ascending, and the mean losses [R, S] of the points that share one."""
-    sizes, codes = np.unique(np.round(x, SAME_SIZE), return_inverse=True)
-    member = (codes[:, None] == np.arange(len(sizes))).astype(np.float64)
-    shares = member / member.sum(0)
-    return x @ shares, losses @ shares
+    order = np.argsort(x, kind="stable")
+    _, first, counts = np.unique(np.round(x[order], SAME_SIZE), return_index=True, return_counts=True)
+    sizes, means = (np.add.reduceat(part[..., order], first, axis=-1) / counts for part in (x, losses))
+    return sizes, means
 
 
 def _design(x: Array) -> Array:
