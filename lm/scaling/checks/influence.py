@@ -25,7 +25,7 @@ NORMAL = 1.959964  # half the width of a 95 % interval in standard errors
 def analyse(
     fitted: Fitted, budget: float, intervals: Mapping[str, Sequence[float | None] | None], clusters: Array | None = None
 ) -> dict[str, Any]:
-    """The influence part of `fit.json`: {of, unit, half_width, points, largest, greedy, warnings}.
+    """The influence part of `fit.json`: {of, unit, half_width, points, largest, greedy, warnings}, or why `refused`.
 
     One row (or cluster; over 500 rows one of 40 bands of compute) is left out at a time. `points` are those that move
     the target furthest: the headline of the fit, mostly a; `largest` names the furthest move of every parameter, a and
@@ -35,13 +35,19 @@ def analyse(
     that of the target's 95 % interval among `intervals`; by the jackknife where it has none.
     """
     codes, unit = _groups(fitted, clusters)
-    groups = int(codes.max()) + 1
+    groups, target = int(codes.max()) + 1, fitted.headline
+    left, needed = len(codes) - int(np.bincount(codes).max()), int(fitted.problem.free.sum())
+    if left <= needed:
+        return {
+            "of": target,
+            "unit": unit,
+            "refused": f"without one {unit} {left} points are left for {needed} parameters",
+        }
     # The first row leaves out nothing.
     kept = codes[None] != np.arange(-1, groups)[:, None]
     refitted = _values(fitted, _refit(fitted, kept, np.repeat(fitted.theta[None], groups + 1, 0)), budget)
     whole = {name: values[0] for name, values in refitted.items()}
     left_out = {name: values[1:] for name, values in refitted.items()}
-    target = fitted.headline
     moved = {name: left_out[name] - whole[name] for name in whole}
     half_width = _half_width(intervals.get(target), left_out[target])
     greedy, dropped = _greedy(fitted, codes, unit, budget, target, moved[target])
@@ -73,6 +79,8 @@ def analyse(
 
 def lines(part: dict[str, Any]) -> list[str]:
     """The analysis in plain text."""
+    if "refused" in part:
+        return [f"influence: not measured, {part['refused']}"]
     of, whole = part["of"], part["largest"][part["of"]]["with"]
     moves = ", ".join(f"{row['rows']} {row['without'][of] - whole:+.4f}" for row in part["points"])
     shown = [f"influence: {of} moves most without {moves}; half its 95 % interval is {part['half_width']:.4f}"]

@@ -10,7 +10,7 @@ import numpy as np
 from lm.scaling.fitting.bootstrap import LEVEL
 from lm.scaling.fitting.fitted import Fitted
 from lm.scaling.fitting.solve import Array, Problem, minimise
-from lm.scaling.laws.base import EXPONENT_BOUNDS, REACH
+from lm.scaling.laws.base import EXPONENT_BOUNDS, REACH, Law
 
 FIRST_STEPS = (0.5, 1.0, 1.5, 2.0, 3.0)  # in standard errors
 WIDEN, WIDENINGS, REFINEMENTS = 2.0, 12, 3
@@ -169,7 +169,7 @@ def _side(
     """None where the answer lies on the bound of that side."""
     at, scale = answers[0, k], covariance[k, k] / inverse[k, k]
     limit = float(sign * ((problem.high if sign > 0 else problem.low)[k] - at))
-    if problem.law.parameters[k] in problem.law.logged:
+    if _follows(problem.law)[k]:
         limit = REACH
     if limit <= 0 or scale <= 0:
         return None
@@ -181,24 +181,32 @@ def _side(
 
 def _look(problem: Problem, answers: Array, inverse: Array, wanted: list[tuple[_Side, float]]) -> None:
     """Refits all that is wanted at once, from the nearest answer on each side and from every other optimum."""
-    starts, pinned = [], []
+    straight, pinned = [], []
     for side, distance in wanted:
         k = side.parameter
         value = answers[0, k] + side.sign * distance
         # Along the straight valley of the linearised law the others are nearly where they will end.
         along = inverse[k] / inverse[k, k]
-        starts += [start + along * (value - start[k]) for start in (side.nearest(distance), *answers[1:])]
+        straight += [start + along * (value - start[k]) for start in (side.nearest(distance), *answers[1:])]
         pinned += [(k, value)] * len(answers)
     chosen, held = np.array([k for k, _ in pinned]), np.array([value for _, value in pinned])
     rows = np.arange(len(pinned))
     low, high, moving = (np.repeat(part[None], len(rows), 0) for part in (problem.low, problem.high, problem.free))
     low[rows, chosen] = high[rows, chosen] = held
     moving[rows, chosen] = False
-    solved = minimise(dataclasses.replace(problem, low=low, high=high, free=moving), np.stack(starts))
+    here = np.concatenate([[side.nearest(distance), *answers[1:]] for side, distance in wanted])
+    here[rows, chosen] = held
+    with np.errstate(all="ignore"):  # far from the answer a law may leave the range of floats: such a start is no use
+        ahead = np.clip(straight, low, high)
+        better = problem.value(ahead) < problem.value(here)
+        solved = minimise(
+            dataclasses.replace(problem, low=low, high=high, free=moving), np.where(better[:, None], ahead, here)
+        )
+    solved_value = np.where(np.isfinite(solved.value), solved.value, np.inf)
     least = problem.value(answers).min()
     for (side, distance), values, thetas in zip(
         wanted,
-        solved.value.reshape(len(wanted), -1),
+        solved_value.reshape(len(wanted), -1),
         solved.theta.reshape(len(wanted), len(answers), -1),
         strict=True,
     ):
@@ -226,11 +234,16 @@ def _uncentred(fitted: Fitted) -> Problem:
     moved = law.to_inner(fitted.estimate, {}) - fitted.theta
     # A coefficient has to follow its exponents to their bounds.
     shift = EXPONENT_BOUNDS[1] * sum(abs(at) for at in fitted.centre.values())
-    wide = np.where(problem.free & np.isin(law.parameters, list(law.logged)), shift, 0.0)
+    wide = np.where(problem.free & _follows(law), shift, 0.0)
     logs = {name: value + fitted.centre[name] for name, value in problem.logs.items()}
     return dataclasses.replace(
         problem,
         logs=logs,
-        low=problem.low + np.minimum(moved, 0) - wide,
-        high=problem.high + np.maximum(moved, 0) + wide,
+        low=problem.low + moved - wide,
+        high=problem.high + moved + wide,
     )
+
+
+def _follows(law: Law) -> Array:
+    """Which parameters [P] are coefficients of powers: A of A / N^alpha."""
+    return np.array([any(exponent for _, exponent in law.logged.get(name, ())) for name in law.parameters])
