@@ -34,7 +34,8 @@ def side_by_side(fit: FitResult) -> str:
     return (
         f"<p>All from the same {part['points']} points ({escaped(part['rows'])}), {escaped(part['objective'])}. "
         f"Intervals are 95 %, from the same {part['resamples']} pseudo-tables for all: the residuals of {reference} "
-        f"with a random sign a {escaped(part['resampling'])}.</p>"
+        f"with a random sign a {escaped(part['resampling'])}. "
+        f"They are a little narrow: {escaped(part['coverage'])}.</p>"
         + table(head, rows)
         + f"<h3>How far they disagree</h3><p>At {number(spread['budget'])} FLOP, N* runs from "
         f"{size(spread['lowest']['n'])} ({escaped(spread['lowest']['approach'])}) to {size(spread['highest']['n'])} "
