@@ -1,10 +1,13 @@
 """The same runs under every counting rule."""
 
+import json
+
 import numpy as np
 import pandas as pd
 import pytest
 
 from lm.base.errors import UsageError
+from lm.cli import main
 from lm.scaling.checks import counting
 from lm.scaling.fit import fit_table
 from lm.scaling.laws.power import HOFFMANN
@@ -126,3 +129,27 @@ def test_a_damaged_shape_is_refused_with_its_row():
     rows.loc[2, "vocab_size"] = -1
     reasons = [row["reason"] for row in counted(rows, checks=False).checks["counting"]["refused"]]
     assert any("not positive in row 3" in reason and "vocab_size" in reason for reason in reasons)
+
+
+def test_lm_fit_counting_writes_and_prints_the_rules(tmp_path, capsys):
+    rows = shapes()
+    rows["loss"] = losses(rows, "params_total", EPOCH)
+    rows.to_csv(tmp_path / "runs.csv", index=False)
+    words = [
+        "fit",
+        str(tmp_path / "runs.csv"),
+        "--n",
+        "params_total",
+        "--d",
+        "tokens",
+        "--bootstrap",
+        "20",
+        "--counting",
+    ]
+    assert main([*words, "--out", str(tmp_path / "fit.json")]) == 0
+    made = json.loads((tmp_path / "fit.json").read_text())["checks"]["counting"]
+    assert [row["rule"] for row in made["rules"]] == [rule.name for rule in counting.RULES]
+    assert "counting rules (the same runs" in capsys.readouterr().out
+    rows[["params_total", "tokens", "loss"]].to_csv(tmp_path / "runs.csv", index=False)
+    assert main(words) == 2
+    assert "there is no column 'n_layer'" in capsys.readouterr().err
