@@ -43,7 +43,14 @@ def analyse(fitted: Fitted) -> dict[str, Any]:
         "condition": _condition(fitted),
         "scale": "sandwich variance over inverse curvature",
         "profiles": {
-            name: {**dataclasses.asdict(shape), "bounded": shape.bounded.value} for name, shape in shapes.items()
+            name: {
+                "value": shape.value,
+                "interval": list(shape.interval),
+                "bounded": shape.bounded.value,
+                "threshold": shape.threshold,
+                "curve": [list(point) for point in shape.curve],
+            }
+            for name, shape in shapes.items()
         },
         "optima": described,
         "warnings": [*_unbounded(shapes), *_rivals(fitted, described, optima)],
