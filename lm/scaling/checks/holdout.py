@@ -105,7 +105,8 @@ def lines(part: dict[str, Any]) -> list[str]:
     ]
     for place, entry in enumerate(part["laws"], start=1):
         score = "no score" if entry["score"] is None else f"{entry['score']:.2f} %"
-        found.append(f"  {place}. {entry['law']}: {score}; objective of the fit to all points {entry['in_sample']:.6g}")
+        whole = "none" if entry["in_sample"] is None else f"{entry['in_sample']:.6g}"
+        found.append(f"  {place}. {entry['law']}: {score}; objective of the fit to all points {whole}")
         for cut, at in zip(entry["cuts"], part["cuts"], strict=True):
             if "refused" in cut:
                 found.append(f"     C < {at['flop']:.4g}: refused: {cut['refused']}")

@@ -66,9 +66,11 @@ def _resampled(problem: Problem, answer: Array, spec: Bootstrap, random: np.rand
     if spec.kind is Resampling.RESIDUAL:
         predicted = problem.law.log_loss(answer, problem.logs)
         residual = problem.log_loss - predicted
-        freedom = points - int(problem.free.sum())
-        residual = (residual - residual.mean()) * np.sqrt(points / max(freedom, 1))
-        return dataclasses.replace(problem, log_loss=predicted + residual[random.integers(points, size=(rows, points))])
+        # As many as there are parameters are about 0, since the fit runs through those points: drawn again, they make
+        # the next fit too sure. Leaving them out also raises the variance by n / (n - p), as least squares needs.
+        residual = residual[np.argsort(np.abs(residual))[int(problem.free.sum()) :]]
+        residual = residual - residual.mean()
+        return dataclasses.replace(problem, log_loss=predicted + random.choice(residual, (rows, points)))
     codes = np.arange(points) if spec.clusters is None else spec.clusters
     groups = int(codes.max()) + 1
     drawn = random.integers(groups, size=(rows, groups)) + groups * np.arange(rows)[:, None]
