@@ -73,6 +73,8 @@ def parts(
     return made | {"compare": analyse(fitted, clusters, budgets, seed=seed, resamples=resamples)}
 
 
+# Where the data pin no exponent, an optimum runs away: an infinite value is then the answer, not a mistake.
+@np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore")
 def analyse(
     fitted: Fitted,
     clusters: Array | None,
@@ -167,6 +169,8 @@ def lines(part: dict[str, Any]) -> list[str]:
             )
     found += [f"  {row['approach']:<20} absent: {row['reason']}" for row in part["absent"]]
     spread = part["disagreement"]
+    if spread["factor"] is None:
+        return [*found, "  disagreement: no approach gives a finite N*"]
     found.append(
         f"  disagreement at {spread['budget']:.4g} FLOP: N* from {spread['lowest']['n']:.4g} "
         f"({spread['lowest']['approach']}) to {spread['highest']['n']:.4g} ({spread['highest']['approach']}), "
@@ -268,12 +272,15 @@ def _row(
 
 def _disagreement(present: dict[str, _Answers], far: float) -> dict[str, Any]:
     at = {name: float(np.exp(answer.log_n([far])[0, 0])) for name, answer in present.items()}
+    at = {name: n for name, n in at.items() if 0 < n < math.inf}
+    if not at:
+        return {"budget": far, "lowest": None, "highest": None, "factor": None}
     low, high = min(at, key=at.__getitem__), max(at, key=at.__getitem__)
     return {
         "budget": far,
         "lowest": {"approach": low, "n": at[low]},
         "highest": {"approach": high, "n": at[high]},
-        "factor": at[high] / at[low],
+        "factor": _finite(at[high] / at[low]),
     }
 
 

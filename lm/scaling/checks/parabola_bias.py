@@ -12,6 +12,8 @@ from lm.scaling.read import Points
 FAR = 10.0  # times the largest budget
 
 
+# Where the data pin no exponent, the surface's own optimum runs away: what is not finite is then left out.
+@np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore")
 def analyse(fitted: Fitted, found: Points, isoflop: dict[str, Any]) -> dict[str, Any] | None:
     """The error in per cent of N* and D* by parabolas, if the fitted law were true and the runs had no noise.
 

@@ -13,7 +13,6 @@ def side_by_side(fit: FitResult) -> str:
     if "compare" not in fit.checks:
         return "<p>The fit did not set other approaches beside the law: lm fit --compare does.</p>" + _bias(fit)
     part = fit.checks["compare"]
-    spread = part["disagreement"]
     budgets = [at["budget"] for at in part["approaches"][0]["optima"]]
     columns = (f"{what} at {budget:.3g} FLOP" for budget in budgets for what in ("N*", "tokens/parameter", "loss"))
     head = ("approach", "exponent of N*", *columns)
@@ -37,13 +36,18 @@ def side_by_side(fit: FitResult) -> str:
         f"with a random sign a {escaped(part['resampling'])}. "
         f"They are a little narrow: {escaped(part['coverage'])}.</p>"
         + table(head, rows)
-        + f"<h3>How far they disagree</h3><p>At {number(spread['budget'])} FLOP, N* runs from "
-        f"{size(spread['lowest']['n'])} ({escaped(spread['lowest']['approach'])}) to {size(spread['highest']['n'])} "
-        f"({escaped(spread['highest']['approach'])}): a factor of {spread['factor']:.2f}.</p>"
+        + f"<h3>How far they disagree</h3><p>{_spread(part['disagreement'])}</p>"
         + table(("approach", f"N* over that of {reference}", "at 95 %"), ratios, text=(2,))
         + "".join(f"<p>{escaped(row['approach'])}: {escaped(row['reason'])}.</p>" for row in part["absent"])
         + _bias(fit)
     )
+
+
+def _spread(spread: dict[str, Any]) -> str:
+    if spread["factor"] is None:
+        return "No approach gives a finite N*."
+    low, high = (f"{size(end['n'])} ({escaped(end['approach'])})" for end in (spread["lowest"], spread["highest"]))
+    return f"At {number(spread['budget'])} FLOP, N* runs from {low} to {high}: a factor of {number(spread['factor'])}."
 
 
 def _bias(fit: FitResult) -> str:
