@@ -125,8 +125,8 @@ def fit_table(
             raise UsageError("the approaches are compared on losses", where="--compare", do="Drop --optimum-of.")
         parts |= approaches.parts(fitted, clusters, asked, seed=seed, resamples=min(bootstrap, approaches.RESAMPLES))
     if holdout is not None:
-        forms = forms or hold_out.default_forms(chosen)
-        parts["holdout"] = hold_out.analyse(found, chosen, forms, measure, pins=pins or {}, spec=spec)
+        others_held = forms or hold_out.default_forms(chosen)
+        parts["holdout"] = hold_out.analyse(found, chosen, others_held, measure, pins=pins or {}, spec=spec)
     beside = [_summary(fit_points(found, other, measure, {}), spec, interval, asked).to_json() for other in other_laws]
     for other in beside:
         for shared in ("isoflop", "others", "checks", "bootstrap_samples", "provenance"):

@@ -71,9 +71,15 @@ class Points:
 
     def subset(self, chosen: Array) -> "Points":
         """The points of a mask or of indices, with the rows that they came from."""
-        columns = {name: getattr(self, name) for name in ("n", "d", "c", "loss", "u")}
-        cut = {name: None if column is None else column[chosen] for name, column in columns.items()}
-        return dataclasses.replace(self, **cut, table=self.table.iloc[chosen])
+        return dataclasses.replace(
+            self,
+            n=self.n[chosen],
+            d=self.d[chosen],
+            c=self.c[chosen],
+            loss=self.loss[chosen],
+            u=None if self.u is None else self.u[chosen],
+            table=self.table.iloc[chosen],
+        )
 
     @property
     def flops_per_nd(self) -> float:

@@ -48,7 +48,8 @@ def analyse(
     refitted = _values(fitted, _refit(fitted, kept, np.repeat(fitted.theta[None], groups + 1, 0)), budget)
     whole = {name: values[0] for name, values in refitted.items()}
     left_out = {name: values[1:] for name, values in refitted.items()}
-    moved = {name: left_out[name] - whole[name] for name in whole}
+    with np.errstate(invalid="ignore"):  # an optimum that runs away is infinite with and without a row
+        moved = {name: left_out[name] - whole[name] for name in whole}
     half_width = _half_width(intervals.get(target), left_out[target])
     greedy, dropped = _greedy(fitted, codes, unit, budget, target, moved[target])
     order = np.argsort(-np.abs(moved[target]))[:SHOWN_POINTS]
