@@ -13,8 +13,8 @@ from lm.scaling import read
 from lm.scaling.approaches import compare as approaches
 from lm.scaling.approaches import envelope, isoflop, setting
 from lm.scaling.checks import counting as counting_rules
+from lm.scaling.checks import coverage, identifiability, influence, parabola_bias, sensitivity
 from lm.scaling.checks import holdout as hold_out
-from lm.scaling.checks import identifiability, influence, parabola_bias, sensitivity
 from lm.scaling.fitting import bootstrap
 from lm.scaling.fitting.bootstrap import Bootstrap, Interval, Resampling
 from lm.scaling.fitting.certificate import Certificate
@@ -31,12 +31,6 @@ if TYPE_CHECKING:
     import pandas
 
 KEPT_SAMPLES = 400
-MANY_POINTS = 100
-COVERAGE_OF_FEW = {  # measured by `coverage.measure` on planted laws of 15, 20 and 40 points
-    Resampling.POINT: "such 95 % intervals held the truth in 94 to 99.5 % of planted tables (under 40 points too wide)",
-    Resampling.RESIDUAL: "such 95 % intervals held the truth in only 86 to 94 % of planted tables: they are too narrow",
-    Resampling.CLUSTER: "how often intervals by cluster hold the truth is not measured for so few",
-}
 EDGE = 1e-6  # of a logarithm: a range that ends so near to one parameter or token has no end
 NOTHING = 1e-3  # of the least loss: a constant below it is as good as 0
 
@@ -192,7 +186,8 @@ def _summary(fitted: Fitted, spec: Bootstrap, kind: Interval, budgets: Sequence[
         *(f"{name} is pinned to two digits: optima far away move by half with the third" for name in rounded),
         *found.warnings,
         *_unread_repetition(found, law),
-        *_fit_warnings(found, absent, lost, spec.kind),
+        *_fit_warnings(found, absent, lost),
+        *coverage.of_few(found, law, spec, kind),
     ]
     kept = samples[np.linspace(0, len(samples), min(len(samples), KEPT_SAMPLES), endpoint=False).astype(int)]
     return FitResult(
@@ -263,7 +258,7 @@ def _unread_repetition(found: read.Points, law: Law) -> list[str]:
     return [what] if again else []
 
 
-def _fit_warnings(found: read.Points, absent: Sequence[str], lost: float, kind: Resampling) -> list[str]:
+def _fit_warnings(found: read.Points, absent: Sequence[str], lost: float) -> list[str]:
     warnings = [
         f"{name} not identified: its interval reaches 0; extrapolations hang on it (pin it with --pin {name}=...)"
         for name in absent
@@ -271,8 +266,6 @@ def _fit_warnings(found: read.Points, absent: Sequence[str], lost: float, kind: 
     if lost > 0.01:
         verdict = ": the intervals are not to be trusted" if lost > 0.05 else ""
         warnings.append(f"{lost:.1%} of the resamples did not converge{verdict}")
-    if len(found) < MANY_POINTS:
-        warnings.append(f"{len(found)} points: {COVERAGE_OF_FEW[kind]}")
     if np.unique(np.round(np.log(found.c), 2)).size == 1:
         warnings.append("all runs have one compute budget: nothing here says how the optimum moves")
     return warnings

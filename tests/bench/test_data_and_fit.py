@@ -23,11 +23,16 @@ def test_data_has_both_ways_against_both_peers_and_the_limit():
 
 @pytest.mark.slow
 def test_fit_scales_what_the_peer_did_to_the_full_amount_and_says_so():
-    work = Work(budgets=5, sizes=6, resamples=8, starts=20, sample=2)
+    work = Work(
+        budgets=5, sizes=6, resamples=20, starts=20, sample=2, long_budgets=10, long_sizes=400, long_resamples=20
+    )
     rows, facts = bench_fit(2, Meter(), work)
-    point, resamples, whole, imports = rows
+    point, resamples, whole, long, *others, imports = rows
     assert all(row.unit is Unit.SECONDS and not row.missing for row in rows)
-    for row, amount in ((point, 20), (resamples, 8)):
+    assert long.case == "4,000 rows"
+    assert {"law gamma", "law repeated"} <= {row.case for row in others}
+    assert not any(row.peers for row in others)
+    for row, amount in ((point, 20), (resamples, 20), (long, 20)):
         assert str(amount) in row.case + row.note
         assert "scaled linearly" in row.note
     (p,), (r,), (w,) = (list(row.peers.values()) for row in (point, resamples, whole))

@@ -2,8 +2,14 @@ import numpy as np
 import pytest
 
 from lm.base.errors import UsageError
+from lm.scaling import read
+from lm.scaling.checks import coverage
 from lm.scaling.fit import fit_table
-from lm.scaling.fitting.bootstrap import Bootstrap, Resampling
+from lm.scaling.fitting import bootstrap
+from lm.scaling.fitting.bootstrap import Bootstrap, Interval, Resampling, draw
+from lm.scaling.fitting.fitted import fit_points
+from lm.scaling.fitting.objective import HUBER
+from lm.scaling.laws.power import HOFFMANN
 from tests.scaling import planted
 
 
@@ -14,3 +20,51 @@ def test_too_few_resamples_are_refused_wherever_they_are_asked_for(resamples):
     with pytest.raises(UsageError, match="at least 20"):
         fit_table(planted.table(), n="n", d="d", c=None, bootstrap=resamples)
     assert Bootstrap(0, Resampling.POINT, 0).resamples == 0
+
+
+def of_few(rows, **options):
+    told = fit_table(rows, **{"n": "n", "d": "d", "c": None, "bootstrap": 20, "checks": False, **options}).warnings
+    return [warning for warning in told if "hold the truth" in warning or "held the truth" in warning]
+
+
+def test_a_fit_of_few_points_is_told_how_often_such_intervals_hold_the_truth():
+    (by_point,) = of_few(planted.table(coverage.isoflop(5, 8)))
+    assert by_point.startswith("40 points: in such a design (about 40 points, IsoFLOP, by point, percentile)")
+    (few,) = of_few(planted.table(coverage.grid(6, 3)), interval=Interval.BCA)
+    assert "about 15 points, N x D, by point, bca" in few
+    assert of_few(planted.table(coverage.grid(10, 10))) == []
+    assert of_few(planted.table(coverage.grid(6, 3)), bootstrap=0) == []
+
+
+def test_clusters_count_not_rows():
+    rows = planted.table(coverage.isoflop(10, 12))
+    (told,) = of_few(rows.assign(run=np.arange(120) // 3), cluster="run")
+    assert told.startswith("40 clusters: in such a design (about 40 clusters, IsoFLOP, by cluster, percentile)")
+
+
+def test_measured_coverage_is_what_is_promised_from_a_hundred_points_up():
+    # The acceptance of the study: each parameter and derived quantity, within what 400 replicates can tell.
+    measured = coverage.measured()
+    assert measured["replicates"] == 400
+    for row in measured["rows"]:
+        if row["points"] >= coverage.MANY:
+            for name, share in row["held"].items():
+                assert 0.92 <= share <= 0.98, (row["design"], row["resampling"], row["interval"], name)
+
+
+def test_a_long_table_is_solved_in_pieces_to_the_same_answer(monkeypatch):
+    from lm.scaling.fitting import solve
+
+    found = read.points(planted.table(coverage.grid(20, 20)), read.Columns("n", "d", None, "loss"))
+    whole = fit_points(found, HOFFMANN, HUBER, {})
+    monkeypatch.setattr(solve, "PIECE", 64)
+    monkeypatch.setattr(solve, "THIN", 200)
+    pieces = fit_points(found, HOFFMANN, HUBER, {})
+    assert pieces.certificate.passed
+    assert pieces.certificate.starts == whole.certificate.starts
+    # Sums in another order: the optimum is flat to about half the digits.
+    np.testing.assert_allclose(pieces.estimate, whole.estimate, rtol=1e-6)
+    spec = Bootstrap(30, Resampling.POINT, 0)
+    some = draw(pieces.problem, pieces.theta, spec).theta
+    monkeypatch.setattr(bootstrap, "COUNTS_AT_ONCE", 7 * len(found))
+    np.testing.assert_array_equal(draw(pieces.problem, pieces.theta, spec).theta, some)

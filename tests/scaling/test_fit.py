@@ -195,7 +195,7 @@ def test_an_exact_law_is_certified_and_found():
 @pytest.mark.parametrize(("lost", "distrusted"), [(0.011, False), (0.049, False), (0.051, True)])
 def test_lost_resamples_are_counted_and_only_many_are_distrusted(lost, distrusted):
     found = read.points(planted.table(), read.Columns("n", "d", None, "loss"))
-    (warning,) = _fit_warnings(found, [], lost, Resampling.POINT)
+    (warning,) = _fit_warnings(found, [], lost)
     assert f"{lost:.1%} of the resamples did not converge" in warning
     assert ("not to be trusted" in warning) == distrusted
 

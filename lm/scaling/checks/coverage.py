@@ -106,30 +106,30 @@ def measure(
     return {key: {name: count / replicates for name, count in counts.items()} for key, counts in held.items()}
 
 
-def of_few(found: read.Points, law: Law, spec: Bootstrap, interval: Interval) -> str | None:
-    """What is known of intervals from so few points (clusters), in the nearest measured design; None from 100 on."""
-    clusters = spec.kind is Resampling.CLUSTER and spec.clusters is not None
-    count = int(spec.clusters.max()) + 1 if clusters else len(found)
-    if count >= MANY:
-        return None
-    what = "clusters" if clusters else "points" if law.of_loss else "optima"
-    if not law.of_loss:
-        return f"{count} {what}: how often 95 % intervals from so few hold the truth is not measured"
+def of_few(found: read.Points, law: Law, spec: Bootstrap, interval: Interval) -> list[str]:
+    """A line on what is known of intervals from so few points (clusters), in the nearest measured design.
+
+    Empty from 100 of them on, and without resamples.
+    """
+    count = len(found) if spec.clusters is None else int(spec.clusters.max()) + 1
+    if count >= MANY or not spec.resamples:
+        return []
+    what = "optima" if not law.of_loss else "points" if spec.clusters is None else "clusters"
     design = "IsoFLOP" if in_budgets(found) else "N x D"
-    rows = [
-        row
-        for row in _measured()["rows"]
-        if (row["design"], row["resampling"], row["interval"]) == (design, spec.kind.value, interval.value)
+    asked = (design, spec.kind.value, interval.value)
+    rows = [row for row in measured()["rows"] if (row["design"], row["resampling"], row["interval"]) == asked]
+    if not rows or not law.of_loss:
+        return [f"{count} {what}: how often 95 % intervals from so few hold the truth is not measured"]
+    nearest = min(rows, key=lambda row: abs(math.log(row["points"] / count)))
+    shares = nearest["held"].values()
+    return [
+        f"{count} {what}: in such a design (about {nearest['points']} {what}, {design}, by {spec.kind.value}, "
+        f"{interval.value}) 95 % intervals held the truth in {100 * min(shares):.0f} to {100 * max(shares):.0f} % of "
+        "planted tables"
     ]
-    row = min(rows, key=lambda row: abs(math.log(row["points"] / count)))
-    shares = row["held"].values()
-    return (
-        f"{count} {what}: in such a design (about {row['points']} {what}, {design}, {interval.value}, by "
-        f"{spec.kind.value}) 95 % intervals held the truth in {100 * min(shares):.0f} to {100 * max(shares):.0f} % of "
-        f"planted tables"
-    )
 
 
 @functools.cache
-def _measured() -> Mapping[str, Any]:
+def measured() -> Mapping[str, Any]:
+    """What the study wrote: how, and `rows` of {points, design, resampling, interval, held: {name: share}}."""
     return json.loads(importlib.resources.files(__package__).joinpath(MEASURED).read_text())
