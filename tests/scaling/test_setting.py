@@ -81,6 +81,7 @@ def test_other_settings_are_at_their_best():
 def test_what_does_not_vary_has_no_exponent(sizes, lengths, law):
     result = fit(sweep(sizes, lengths), bootstrap=0)
     assert result.law == law
+    json.dumps(result.to_json(), allow_nan=False)
     assert list(result.parameters.values())[1] == pytest.approx(P if law == "optimum_n" else Q, abs=1e-6)
 
 

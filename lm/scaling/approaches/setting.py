@@ -58,7 +58,9 @@ def optima(found: read.Points, name: str) -> tuple[read.Points, dict[str, Any]]:
     """
     setting = read.numbers(found.table, name, "--optimum-of")
     codes = read.repeats(found)
-    kept, cells, refused = [], [], []
+    kept: list[int] = []
+    cells: list[dict[str, Any]] = []
+    refused: list[dict[str, Any]] = []
     for code in range(codes.max() + 1):
         rows = np.flatnonzero(codes == code)
         order = rows[np.lexsort((found.loss[rows], setting[rows]))]

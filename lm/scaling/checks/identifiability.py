@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from lm.scaling import read
 from lm.scaling.fitting.certificate import GRADIENT_LIMIT, ROUNDING
 from lm.scaling.fitting.fitted import Fitted
 from lm.scaling.fitting.objective import Array
@@ -38,8 +39,9 @@ def analyse(fitted: Fitted) -> dict[str, Any]:
             shapes, _ = profiles(fitted, more[: SHOWN_OPTIMA + 1])
         optima = more
     described = [_described(fitted, theta) for theta in optima]
+    both = min(np.ptp(np.log(found.n)), np.ptp(np.log(found.d))) > read.SAME
     return {
-        "correlation": float(np.corrcoef(np.log(found.n), np.log(found.d))[0, 1]),
+        "correlation": float(np.corrcoef(np.log(found.n), np.log(found.d))[0, 1]) if both else None,
         "condition": _condition(fitted),
         "scale": "sandwich variance over inverse curvature",
         "profiles": {
@@ -60,9 +62,10 @@ def analyse(fitted: Fitted) -> dict[str, Any]:
 def lines(part: dict[str, Any]) -> list[str]:
     """The analysis in plain text."""
     profiles = ", ".join(f"{name} {entry(profile)}" for name, profile in part["profiles"].items())
+    correlation = part["correlation"]
+    design = "n or d does not vary" if correlation is None else f"log N and log D correlate {correlation:.3f}"
     shown = [
-        f"identifiability: log N and log D correlate {part['correlation']:.3f}, condition number "
-        f"{part['condition']:.3g}",
+        f"identifiability: {design}, condition number {part['condition']:.3g}",
         f"  95 % profile likelihood: {profiles or 'none, the points lie on the law'} (scale: {part['scale']})",
     ]
     others = part["optima"][1:]
