@@ -10,26 +10,30 @@ from lm.base.errors import LmError, RunError, UsageError
 
 Runner = Callable[[argparse.Namespace], None]
 
+CONTINUED = ("train", "sweep")  # commands that keep what they did when they are interrupted
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one subcommand. Returns 0, 1 (the work failed), 2 (the request was wrong) or 130 (interrupted)."""
     argv = list(sys.argv[1:] if argv is None else argv)
+    command = argv[0] if argv else ""
     overrides = [part.removeprefix("--config.") for part in argv if part.startswith("--config.")]
-    args = _parser().parse_args([part for part in argv if not part.startswith("--config.")])
-    args.overrides = overrides
     try:
+        args = _parser().parse_args([part for part in argv if not part.startswith("--config.")])
+        args.overrides = overrides
         if overrides and not hasattr(args, "config"):
             raise UsageError("--config.leaf=value has nothing to override")
         args.run(args)
     except LmError as error:
-        print(f"lm {args.command}: {error}", file=sys.stderr)
+        print(f"lm {command}: {error}", file=sys.stderr)
         return error.exit_code
     except OSError as error:  # a file that cannot be opened, read or written
         told = RunError(error.strerror or str(error), where=str(error.filename or ""))
-        print(f"lm {args.command}: {told}", file=sys.stderr)
+        print(f"lm {command}: {told}", file=sys.stderr)
         return told.exit_code
     except KeyboardInterrupt:
-        print(f"lm {args.command}: interrupted. The same command continues where it stopped.", file=sys.stderr)
+        then = "The same command continues where it stopped." if command in CONTINUED else "Nothing half-written is left."
+        print(f"lm {command}: interrupted. {then}", file=sys.stderr)
         return 130
     return 0
 
@@ -285,12 +289,12 @@ def _eval(parser: argparse.ArgumentParser) -> Runner:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
     def run(args: argparse.Namespace) -> None:
-        from lm.base.files import refuse_folder
+        from lm.base.files import refuse_target
         from lm.train.evaluate import as_dict, as_text, evaluate, write_per_token
         from lm.train.restore import load_run
 
         if args.per_token:
-            refuse_folder(args.per_token)
+            refuse_target(args.per_token)
         loaded = load_run(args.checkpoint)
         done = evaluate(loaded, args.text, window=args.window, stride=args.stride, separator=args.separator)
         if args.per_token:

@@ -13,14 +13,23 @@ from typing import IO, Any
 from lm.base.errors import RunError, UsageError
 
 
-def refuse_folder(path: Path | str) -> None:
+def refuse_target(path: Path | str) -> None:
     """Said before long work whose result goes to `path`.
 
     Raises:
-      UsageError: `path` is a folder.
+      UsageError: `path` is a folder or a device, or lies under a file.
+      RunError: the folder that it would lie in cannot be written to.
     """
-    if Path(path).is_dir():
+    path = Path(path)
+    if path.is_dir():
         raise UsageError("is a folder", where=str(path), do="Name a file.")
+    if path.exists() and not path.is_file():
+        raise UsageError("is not a regular file", where=str(path), do="Name a file.")
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if not folder.is_dir():
+        raise UsageError("is a file, not a folder", where=str(folder), do="Name a file in a folder.")
+    if not os.access(folder, os.W_OK):
+        raise RunError("cannot be written to", where=str(folder), do="Name a file elsewhere.")
 
 
 @contextlib.contextmanager
@@ -28,11 +37,11 @@ def atomic(path: Path | str, mode: str = "w") -> Iterator[IO[Any]]:
     """Opens a temporary file beside `path` that takes its name only when the block ends without an error.
 
     Raises:
-      UsageError: `path` is a folder.
+      UsageError: `path` is a folder or a device, or lies under a file.
       RunError: the disk is full or the folder cannot be written to; `path` is then as it was before.
     """
     path, temporary = Path(path), None
-    refuse_folder(path)
+    refuse_target(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")

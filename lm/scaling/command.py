@@ -24,7 +24,7 @@ OWN_UNIQUE = "tokens_unique"
 def fit(args: argparse.Namespace) -> None:
     """`lm fit`: reads, fits, writes `--out`, prints the description."""
     if args.out is not None:
-        files.refuse_folder(args.out)
+        files.refuse_target(args.out)
     table = read.read_table(args.table)
     columns, where = _own_columns(args, [str(name) for name in table.columns])
     result = fit_table(

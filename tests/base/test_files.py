@@ -51,13 +51,16 @@ def test_a_full_disk_is_said_and_leaves_the_file_as_it_was(tmp_path, monkeypatch
 
 def test_a_place_that_cannot_be_written_to_is_one_line(tmp_path):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(RunError, match="cannot be written"):
+    with pytest.raises(UsageError, match="is a file, not a folder"):
         write_text(tmp_path / "file" / "under.txt", "y")
 
 
-def test_a_folder_in_the_files_place_is_refused_before_any_work(tmp_path):
-    with pytest.raises(UsageError, match="is a folder"), atomic(tmp_path):
-        pytest.fail("the block must not begin")
+def test_a_folder_or_a_device_in_the_files_place_is_refused_before_any_work(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path, what in ((tmp_path, "is a folder"), (tmp_path / "pipe", "is not a regular file")):
+        with pytest.raises(UsageError, match=what), atomic(path):
+            pytest.fail("the block must not begin")
+    assert stat.S_ISFIFO(os.stat(tmp_path / "pipe").st_mode)
 
 
 def test_nan_is_refused_and_nothing_is_written(tmp_path):
