@@ -32,8 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"lm {command}: {told}", file=sys.stderr)
         return told.exit_code
     except KeyboardInterrupt:
-        then = "The same command continues where it stopped." if command in CONTINUED else "Nothing half-written is left."
-        print(f"lm {command}: interrupted. {then}", file=sys.stderr)
+        left = "The same command continues where it stopped" if command in CONTINUED else "Nothing half-written is left"
+        print(f"lm {command}: interrupted. {left}.", file=sys.stderr)
         return 130
     return 0
 
