@@ -61,7 +61,7 @@ def fit(args: argparse.Namespace) -> None:
 def predict(args: argparse.Namespace) -> None:
     """`lm predict`: the loss at --n and --d, as text or JSON."""
     found = predict_loss(FitResult.load(args.fit), args.n, args.d, args.u)
-    print(json.dumps(dataclasses.asdict(found), indent=2) if args.json else describe_prediction(found))
+    print(json.dumps(dataclasses.asdict(found), indent=2, allow_nan=False) if args.json else describe_prediction(found))
 
 
 def table(args: argparse.Namespace) -> None:
@@ -103,6 +103,8 @@ def _pins(texts: list[str]) -> dict[str, float]:
     pins = {}
     for text in texts:
         name, _, value = text.partition("=")
+        if name in pins:
+            raise UsageError(f"'{name}' is pinned twice", where="--pin", do="Give it once.")
         try:
             pins[name] = float(value)
         except ValueError:

@@ -24,7 +24,7 @@ from lm.scaling.fitting.quantities import NEAR, quantities
 from lm.scaling.laws import law_named
 from lm.scaling.laws.base import Law
 from lm.scaling.laws.power import HOFFMANN
-from lm.scaling.planning.optimum import Surface, best, near_optimal
+from lm.scaling.planning.optimum import MOST, Surface, best, near_optimal
 from lm.scaling.result import FitResult
 
 if TYPE_CHECKING:
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 KEPT_SAMPLES = 400
 EDGE = 1e-6  # of a logarithm: a range that ends so near to one parameter or token has no end
+OUTLYING = 20.0  # robust standard deviations: of a thousand normal residuals the largest is at 3
+LEAST_OUTLYING = 1e-3  # of a log loss: what rounding of a printed loss explains is no outlier
+NORMAL_SD = 1.4826  # times the median size of normal residuals
 NOTHING = 1e-3  # of the least loss: a constant below it is as good as 0
 
 
@@ -87,18 +90,29 @@ def fit_table(
         raise UsageError("a bootstrap by cluster and --cluster COL need each other", where="--resampling")
     spec = Bootstrap(bootstrap, kind, seed, clusters)
     for budget in budgets:
-        if not 0 < budget < math.inf:
-            raise UsageError(f"a budget of {budget:g} FLOP", where="--budget", do="Give a positive number.")
+        if not found.flops_per_nd <= budget < MOST:
+            bounds = f"{found.flops_per_nd:.3g}, which pay for one parameter and one token, to {MOST:g}"
+            raise UsageError(f"a budget of {budget:g} FLOP", where="--budget", do=f"Give FLOP from {bounds}.")
     asked = tuple(budgets) or (float(found.c.max()), 10 * float(found.c.max()))
     measure = objective_named(objective)
     default = HOFFMANN if optimum_of is None else setting.law_of(found)
     chosen = default if law is None else law_named(law)
     other_laws = [law_named(name, "--others") for name in others]
     forms = [law_named(name, "--holdout") for name in holdout or ()]
-    for one in (chosen, *other_laws, *forms):
-        if one.of_loss != (optimum_of is None):
-            what = "a loss" if one.of_loss else "the optimum of a setting"
-            raise UsageError(f"'{one.name}' is a law of {what}", where="--law", do="See --optimum-of.")
+    for flag, asked_for in (("--law", [chosen]), ("--others", other_laws), ("--holdout", forms)):
+        for one in asked_for:
+            if one.of_loss != (optimum_of is None):
+                what = "a loss" if one.of_loss else "the optimum of a setting"
+                raise UsageError(f"'{one.name}' is a law of {what}", where=flag, do="See --optimum-of.")
+    if counting and not chosen.allocates:
+        raise UsageError(f"'{chosen.name}' splits no budget into n and d", where="--counting", do="Fit --law hoffmann.")
+    unlike = None
+    if compare:
+        if optimum_of is not None:
+            raise UsageError("the approaches are compared on losses", where="--compare", do="Drop --optimum-of.")
+        unlike = approaches.why_not(found, clusters, measure, (pins or {}) if chosen is HOFFMANN else {})
+        if unlike is not None and envelope.why_not(found, clusters) is not None:
+            raise UsageError(unlike, where="--compare", do="Drop --compare.")
     if u is not None and not any("u" in one.variables for one in (chosen, *other_laws, *forms)):
         raise UsageError(
             "no law that is fitted reads distinct tokens", where="--u", do="Fit --law repeated, or drop it."
@@ -109,15 +123,15 @@ def fit_table(
         parts |= _checks(fitted, result, max(asked), clusters)
     if counting:
         parts["counting"] = counting_rules.analyse(fitted, spec, interval, clusters, seed=seed)
+    result.warnings.extend([f"no comparison: {unlike}"] if unlike else [])
     result.warnings.extend(said for part in parts.values() for said in part.pop("warnings", ()))
     ends = envelope.last_rows(found, clusters)
     curves = isoflop.analyse(ends, seed=seed) if optimum_of is None else {}
     if curves and (bias := parabola_bias.analyse(fitted, ends, curves)) is not None:
         parts["parabola_bias"] = bias
     if compare:
-        if optimum_of is not None:
-            raise UsageError("the approaches are compared on losses", where="--compare", do="Drop --optimum-of.")
-        parts |= approaches.parts(fitted, clusters, asked, seed=seed, resamples=min(bootstrap, approaches.RESAMPLES))
+        draws = min(bootstrap, approaches.RESAMPLES)
+        parts |= approaches.parts(fitted, clusters, asked, seed=seed, resamples=draws, compared=unlike is None)
     if holdout is not None:
         others_held = forms or hold_out.default_forms(chosen)
         parts["holdout"] = hold_out.analyse(found, chosen, others_held, measure, pins=pins or {}, spec=spec)
@@ -146,7 +160,9 @@ def fit_table(
             "pandas": pandas.__version__,
         },
     }
-    return dataclasses.replace(result, isoflop=curves, others=beside, checks=parts, provenance=provenance)
+    return dataclasses.replace(
+        result, isoflop=curves, others=beside, checks=result.checks | parts, provenance=provenance
+    )
 
 
 def _checks(fitted: Fitted, result: FitResult, budget: float, clusters: Array | None) -> dict[str, dict[str, Any]]:
@@ -163,11 +179,11 @@ def _summary(fitted: Fitted, spec: Bootstrap, kind: Interval, budgets: Sequence[
     estimate, pins = fitted.estimate, fitted.pins
     per_nd = found.flops_per_nd
     values = {name: float(column) for name, column in quantities(law, estimate, budgets, per_nd).items()}
-    samples, errors, intervals, lost = np.empty((0, len(theta))), dict.fromkeys(values), dict.fromkeys(values), 0.0
+    samples, errors, intervals, lost = np.empty((0, len(theta))), dict.fromkeys(values), dict.fromkeys(values), 0
     if spec.resamples:
         drawn = bootstrap.draw(problem, theta, spec)
         samples = fitted.natural(drawn.theta)
-        lost = 1 - float(np.mean(drawn.converged))
+        lost = int(np.sum(~drawn.converged))
         columns = quantities(law, samples, budgets, per_nd)
         left_out = None
         if kind is Interval.BCA:
@@ -181,13 +197,16 @@ def _summary(fitted: Fitted, spec: Bootstrap, kind: Interval, budgets: Sequence[
     lowest = {name: min([values[name], *(intervals[name] or ())]) for name in law.constants if name not in pins}
     absent = [name for name, low in lowest.items() if low < NOTHING * found.loss.min()]
     rounded = [name for name in law.exponents if name in pins and pins[name] == round(pins[name], 2)]
+    few = coverage.analyse(fitted, spec, kind, lost / max(spec.resamples, 1))
     warnings = [
         *(f"THE FIT IS NOT CERTIFIED: {failure}" for failure in proof.failures),
         *(f"{name} is pinned to two digits: optima far away move by half with the third" for name in rounded),
         *found.warnings,
         *_unread_repetition(found, law),
-        *_fit_warnings(found, absent, lost),
-        *coverage.of_few(found, law, spec, kind),
+        *_fit_warnings(found, absent, lost, spec.resamples),
+        *_outliers(fitted),
+        *_no_optimum(law, values, budgets, per_nd),
+        *few.pop("warnings", ()),
     ]
     kept = samples[np.linspace(0, len(samples), min(len(samples), KEPT_SAMPLES), endpoint=False).astype(int)]
     return FitResult(
@@ -217,7 +236,7 @@ def _summary(fitted: Fitted, spec: Bootstrap, kind: Interval, budgets: Sequence[
         },
         isoflop={},
         others=[],
-        checks={},
+        checks={"coverage": few} if few else {},
         bootstrap_samples=kept.tolist(),
     )
 
@@ -258,14 +277,37 @@ def _unread_repetition(found: read.Points, law: Law) -> list[str]:
     return [what] if again else []
 
 
-def _fit_warnings(found: read.Points, absent: Sequence[str], lost: float) -> list[str]:
+def _outliers(fitted: Fitted) -> list[str]:
+    """The rows that lie further from the fit than any noise of the others would put them."""
+    size = np.abs(fitted.problem.log_loss - fitted.law.log_loss(fitted.theta, fitted.problem.logs))
+    # As many residuals as there are parameters may be 0: they say nothing of the noise.
+    spread = NORMAL_SD * float(np.median(np.sort(size)[int(fitted.problem.free.sum()) :]))
+    far = size > np.maximum(OUTLYING * spread, LEAST_OUTLYING)
+    if not far.any():
+        return []
+    times = f", {size.max() / spread:.3g} robust standard deviations at most" if spread > 0 else ""
+    return [f"far from the fit{times}: {read.rows(far, fitted.found.table)}; is the table right there?"]
+
+
+def _no_optimum(law: Law, values: Mapping[str, float], budgets: Sequence[float], flops_per_nd: float) -> list[str]:
+    if not law.allocates:
+        return []
+    edges = [(budget, math.log(values[f"n@{budget:.6g}"]), math.log(budget / flops_per_nd)) for budget in budgets]
+    return [
+        f"no optimum at {budget:.4g} FLOP between one parameter and one token under this fit"
+        for budget, log_n, most in edges
+        if not EDGE < log_n < most - EDGE
+    ]
+
+
+def _fit_warnings(found: read.Points, absent: Sequence[str], lost: int, resamples: int) -> list[str]:
     warnings = [
         f"{name} not identified: its interval reaches 0; extrapolations hang on it (pin it with --pin {name}=...)"
         for name in absent
     ]
-    if lost > 0.01:
-        verdict = ": the intervals are not to be trusted" if lost > 0.05 else ""
-        warnings.append(f"{lost:.1%} of the resamples did not converge{verdict}")
+    if lost > 0.01 * resamples:
+        verdict = ": the intervals are not to be trusted" if lost > max(1, coverage.MOST_LOST * resamples) else ""
+        warnings.append(f"{lost} of {resamples} resamples did not converge{verdict}")
     if np.unique(np.round(np.log(found.c), 2)).size == 1:
         warnings.append("all runs have one compute budget: nothing here says how the optimum moves")
     return warnings

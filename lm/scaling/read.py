@@ -19,6 +19,8 @@ Array = np.ndarray
 FINGERPRINTS = ("corpus", "tokenizer", "evaluation")
 CONVENTION = "c = 6 n d"
 MIN_STEPS = 1000
+FARTHEST_FROM_6ND = 50.0  # times either way: no counting rule takes c further from 6 n d than the smallest models do
+USUAL_LOSS = 0.05, 12.0  # nats/token: from nearly certain text to one of 160,000 equally likely tokens
 SAME = 1e-6  # e-folds: values that are closer are one value
 
 
@@ -98,11 +100,12 @@ def read_table(path: Path | str) -> "pandas.DataFrame":
     path = Path(path)
     if not path.is_file():
         raise UsageError("there is no such table", where=str(path), do="Pass a CSV, JSONL or Parquet file.")
+    needed = "Give a header row and a row for each run."
     endings = [ending for ending in path.suffixes if ending not in (".gz", ".xz")]
     kind = endings[-1].lower() if endings else ""
     readers: dict[str, Callable[[Path], pandas.DataFrame]] = {
-        ".csv": pandas.read_csv,
-        ".tsv": lambda file: pandas.read_csv(file, sep="\t"),
+        ".csv": _read_separated,
+        ".tsv": lambda file: _read_separated(file, "\t"),
         ".jsonl": lambda file: pandas.read_json(file, lines=True),
         ".parquet": pandas.read_parquet,
     }
@@ -113,10 +116,25 @@ def read_table(path: Path | str) -> "pandas.DataFrame":
     try:
         table = readers[kind](path)
     except (ValueError, OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"is not a readable {kind[1:]} file: {_one_line(error)}", where=str(path)) from error
+        what = f"is not a readable {kind[1:]} file: {_one_line(error)}"
+        raise UsageError(what, where=str(path), do=needed) from error
     if len(table) == 0:
-        raise UsageError("the table has no rows", where=str(path))
+        raise UsageError("the table has no rows", where=str(path), do=needed)
+    if len(table.columns) == 1 and ";" in str(table.columns[0]):
+        what = f"has one column, '{table.columns[0]}': its values are separated by ';'"
+        raise UsageError(what, where=str(path), do="Separate them by commas.")
     return table
+
+
+def _read_separated(path: Path, separator: str = ",") -> "pandas.DataFrame":
+    import pandas
+
+    names = pandas.read_csv(path, sep=separator, header=None, nrows=1, dtype=str).iloc[0].dropna()
+    if names.duplicated().any():  # pandas would call the second one 'loss.1' and say nothing
+        raise UsageError(
+            f"two columns are called '{names[names.duplicated()].iloc[0]}'", where=str(path), do="Rename one."
+        )
+    return pandas.read_csv(path, sep=separator)
 
 
 def sha256_table(table: "pandas.DataFrame") -> str:
@@ -136,7 +154,7 @@ def select(table: "pandas.DataFrame", where: str | None) -> "pandas.DataFrame":
     if where is None:
         return table
     try:
-        mask: Any = table.eval(where)
+        mask: Any = table.eval(where, local_dict={}, global_dict={})  # columns only: no variable of ours is in reach
     except Exception as error:  # a query evaluates the user's text: anything can come out of it
         raise UsageError(
             f"'{where}' does not evaluate: {_one_line(error)}",
@@ -147,7 +165,7 @@ def select(table: "pandas.DataFrame", where: str | None) -> "pandas.DataFrame":
         raise UsageError(f"'{where}' is not true or false for each row", where="--where", do="Compare: 'n > 1e7'.")
     chosen = table.loc[mask]
     if len(chosen) == 0:
-        raise UsageError(f"no row of {len(table)} satisfies '{where}'", where="--where")
+        raise UsageError(f"no row of {len(table)} satisfies '{where}'", where="--where", do="Choose more.")
     return chosen
 
 
@@ -160,8 +178,10 @@ def points(table: "pandas.DataFrame", columns: Columns, where: str | None = None
     chosen = select(table, where)
     for name in FINGERPRINTS:
         if name in chosen and (different := len(chosen[name].astype(str).unique())) > 1:
+            empty = chosen[name].isna()
+            told = f"empty in {rows(empty, chosen)}" if empty.any() else f"{different} different values"
             raise UsageError(
-                f"{different} different values: losses with different fingerprints are never compared",
+                f"{told}: losses with different fingerprints are never compared",
                 where=f"column '{name}'",
                 do=f"Choose one with --where \"{name} == '...'\".",
             )
@@ -289,21 +309,28 @@ def _check_units(values: dict[str, Array], loss: Array, table: "pandas.DataFrame
             )
     if (loss > 20).any():
         raise UsageError(
-            f"over 20 nats/token in {rows(loss > 20, table)}: perplexity?",
+            f"over 20 nats/token in {rows(loss > 20, table)}: that looks like perplexity",
             where=f"column '{columns.loss}'",
             do="Give the cross-entropy in nats/token.",
         )
     ratio = values["c"] / (6 * values["n"] * values["d"])
-    if not 0.02 < np.median(ratio) < 50:
+    far = (ratio < 1 / FARTHEST_FROM_6ND) | (ratio > FARTHEST_FROM_6ND)
+    if far.any():
         raise UsageError(
-            f"the median of c / (6 n d) is {np.median(ratio):.3g}",
+            f"c / (6 n d) is outside 1/{FARTHEST_FROM_6ND:g} to {FARTHEST_FROM_6ND:g} in {rows(far, table)} "
+            f"(for example {ratio[far][0]:.3g})",
             where=f"columns {list(names.values())}",
-            do="One of them is in another unit.",
+            do="One of them is in another unit, or damaged.",
         )
 
 
 def _warnings(values: dict[str, Array], loss: Array, table: "pandas.DataFrame", *, repetition: bool) -> list[str]:
     found = []
+    low, high = USUAL_LOSS
+    if (loss > high).any():
+        found.append(f"over {high:g} nats/token in {rows(loss > high, table)}: is it perplexity, or in bits?")
+    if (loss < low).any():
+        found.append(f"under {low:g} nats/token in {rows(loss < low, table)}: is it in nats a token?")
     keys = np.stack([values["n"], values["d"], loss], axis=1)
     _, first, counts = np.unique(keys, axis=0, return_index=True, return_counts=True)
     if (counts > 1).any():

@@ -23,23 +23,44 @@ def test_too_few_resamples_are_refused_wherever_they_are_asked_for(resamples):
 
 
 def of_few(rows, **options):
-    told = fit_table(rows, **{"n": "n", "d": "d", "c": None, "bootstrap": 20, "checks": False, **options}).warnings
-    return [warning for warning in told if "hold the truth" in warning or "held the truth" in warning]
+    told = fit_table(rows, **{"n": "n", "d": "d", "c": None, "bootstrap": 200, "checks": False, **options})
+    warned = [warning for warning in told.warnings if "hold the truth" in warning or "held the truth" in warning]
+    return warned, [part["told"] for name, part in told.checks.items() if name == "coverage"]
 
 
 def test_a_fit_of_few_points_is_told_how_often_such_intervals_hold_the_truth():
-    (by_point,) = of_few(planted.table(coverage.isoflop(5, 8)))
-    assert by_point.startswith("40 points: in such a design (about 40 points, IsoFLOP, by point, percentile)")
-    (few,) = of_few(planted.table(coverage.grid(6, 3)), interval=Interval.BCA)
-    assert "about 15 points, N x D, by point, bca" in few
-    assert of_few(planted.table(coverage.grid(10, 10))) == []
-    assert of_few(planted.table(coverage.grid(6, 3)), bootstrap=0) == []
+    (by_point,), _ = of_few(planted.table(coverage.isoflop(5, 8)))
+    where = "(about 40 points, IsoFLOP, hoffmann, huber_log, by point, percentile)"
+    assert by_point.startswith(f"40 points: in such a design {where} 95 % intervals held the truth in 97 to 99 %")
+    # As promised: said, and no warning.
+    warned, (few,) = of_few(planted.table(coverage.grid(6, 3)), interval=Interval.BCA)
+    assert not warned
+    assert "about 15 points, N x D, hoffmann, huber_log, by point, bca" in few
+    assert of_few(planted.table(coverage.grid(10, 10))) == ([], [])
+    assert of_few(planted.table(coverage.grid(6, 3)), bootstrap=0) == ([], [])
+
+
+@pytest.mark.parametrize(("options", "reason"), [
+    ({"law": "kaplan_n"}, "for the law kaplan_n"), ({"objective": "log_absolute"}, "for the objective log_absolute"),
+    ({"objective": "huber_log:1e-2"}, "for the objective huber_log"), ({"pins": {"E": 1.8}}, "with pins"),
+    ({"bootstrap": 20}, "with under 200 resamples"),
+])  # fmt: skip
+def test_coverage_that_was_not_measured_is_not_told(options, reason):
+    (told,), kept = of_few(planted.table(coverage.grid(6, 3)), **options)
+    assert f"is not measured {reason}" in told
+    assert not kept
+
+
+def test_coverage_is_not_told_of_a_fit_that_is_not_certified():
+    rows = planted.table(coverage.grid(6, 3)).assign(loss=3.0)
+    (told,), _ = of_few(rows)
+    assert "is not measured for a fit that is not certified" in told
 
 
 def test_clusters_count_not_rows():
     rows = planted.table(coverage.isoflop(10, 12))
-    (told,) = of_few(rows.assign(run=np.arange(120) // 3), cluster="run")
-    assert told.startswith("40 clusters: in such a design (about 40 clusters, IsoFLOP, by cluster, percentile)")
+    _, (told,) = of_few(rows.assign(run=np.arange(120) // 3), cluster="run")
+    assert told.startswith("40 clusters: in such a design (about 40 clusters, IsoFLOP, hoffmann, huber_log, by cluster")
 
 
 def test_measured_coverage_is_what_is_promised_from_a_hundred_points_up():

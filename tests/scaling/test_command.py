@@ -50,6 +50,7 @@ def test_own_table_needs_no_flags_and_keeps_the_holdout_out(tmp_path, capsys):
     (["{runs}", "--n", "n", "--d", "d", "--objective", "l1"], "no objective"),
     (["{runs}", "--n", "n", "--d", "d", "--pin", "E"], "NAME=VALUE"),
     (["{runs}", "--n", "n", "--d", "d", "--pin", "Q=1"], "no parameter 'Q'"),
+    (["{runs}", "--n", "n", "--d", "d", "--pin", "E=1", "--pin", "E=2"], "'E' is pinned twice"),
     (["{runs}", "--n", "n", "--d", "d", "--cluster", "run"], "no column 'run'"),
     (["{runs}", "--n", "n", "--d", "d", "--where", "n >"], "does not evaluate"),
     (["{runs}", "--n", "n", "--d", "d", "--bootstrap", "-1"], "resamples"),

@@ -169,7 +169,22 @@ def test_curves_are_fitted_and_compared_in_one_command():
     assert sum(len(part["points"]) for part in result.isoflop["budgets"]) <= 16
 
 
-def test_a_design_that_hoffmann_cannot_be_fitted_to_is_refused():
+def test_what_can_be_shown_of_curves_whose_ends_hoffmann_cannot_be_fitted_to_is_shown():
+    # All curves end at one number of tokens: the ends alone have no exponent of d.
+    n, d = (part.ravel() for part in np.meshgrid(np.geomspace(1e7, 1e9, 6), np.geomspace(1e9, 3e10, 8), indexing="ij"))
+    rows = planted.table((n, d)).assign(run=np.repeat(np.arange(6), 8))
+    result = fit_table(rows, n="n", d="d", c=None, cluster="run", bootstrap=20, compare=True, checks=False)
+    assert {"envelope", "interpolation"} <= set(result.checks)
+    assert "compare" not in result.checks
+    told = (
+        "no comparison: hoffmann, the reference, cannot be fitted to the last row of each run: every run has the same d"
+    )
+    assert any(warning.startswith(told) for warning in result.warnings)
+    assert "approach 1, envelope" in describe(result)
+
+
+def test_a_design_that_hoffmann_cannot_be_fitted_to_is_refused(monkeypatch):
+    monkeypatch.setattr("lm.scaling.fit.fit_points", None)  # said before any fit
     rows = planted.table()
     with pytest.raises(UsageError, match="fixed ratio"):
         fit_table(rows.assign(d=20 * rows["n"]), n="n", d="d", c=None, law="saturating_n", bootstrap=0, compare=True)

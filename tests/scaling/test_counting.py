@@ -110,8 +110,9 @@ def test_columns_that_are_missing_are_named():
         np.array(EPOCH), {"n": rows["params_total"].to_numpy(), "d": rows["tokens"].to_numpy()}
     )
     stranger = rows[["params_total", "tokens", "loss"]].rename(columns={"params_total": "n"})
-    with pytest.raises(UsageError, match=r"no column 'n_layer'.*no column 'n_layer'.*Add columns of the shapes"):
+    with pytest.raises(UsageError, match="Add columns of the shapes") as refusal:
         counted(stranger, n="n")
+    assert str(refusal.value).count("no column 'n_layer'") == 1
     some = counted(rows.drop(columns=["context_length"]), checks=False)
     assert list(by_rule(some)) == ["6nd", "kaplan", "head"]
     refused = some.checks["counting"]["refused"]

@@ -138,6 +138,59 @@ def test_too_few_points_are_refused():
         fit(planted.table().iloc[[0, 13, 37, 58, 91]])
 
 
+@pytest.mark.parametrize(("pins", "told"), [
+    ({"alpha": 1e300}, "alpha=1e\\+300 is outside 0.001 to 5"), ({"beta": 100.0}, "outside 0.001 to 5"),
+    ({"A": 1e300}, "outside"), ({"A": 1e-300}, "outside"), ({"alpha": 1e-300}, "outside"),
+])  # fmt: skip
+def test_a_pin_where_no_fit_would_look_is_refused(pins, told):
+    with pytest.raises(UsageError, match=told):
+        fit(planted.table(), pins=pins)
+
+
+def test_one_bad_row_is_named():
+    rows = planted.table()
+    assert not any("far from the fit" in warning for warning in fit(rows, bootstrap=0).warnings)
+    rows.loc[7, "n"] = 1e23
+    (told,) = [warning for warning in fit(rows, bootstrap=0).warnings if "far from the fit" in warning]
+    assert "row 8;" in told
+    exact = planted.table(noise=0.0)
+    for objective in ("huber_log", "log_absolute"):
+        assert not any("far from" in warning for warning in fit(exact, objective=objective, bootstrap=0).warnings)
+
+
+@pytest.mark.parametrize("budget", [1.0, 5.9, 1e40, 1e300, -1.0, np.nan])
+def test_a_budget_that_pays_for_nothing_or_for_more_than_there_is_is_refused(budget):
+    with pytest.raises(UsageError, match="--budget"):
+        fit(planted.table(), budgets=[budget])
+
+
+def test_losses_without_a_law_end_in_warnings_and_not_in_runtime_warnings(recwarn):
+    rows = planted.table(coverage.grid(6, 5))
+    rows["loss"] = 3 + 0.5 * np.random.default_rng(0).random(30)
+    result = fit(rows, budgets=[1e12, 1e39], checks=False)
+    assert not [told for told in recwarn if issubclass(told.category, RuntimeWarning)]
+    for row in result.derived["optimum"]:
+        for name in ("n", "d"):
+            assert row[name]["value"] >= 1
+            assert row[name]["interval"][0] >= 1
+        assert None not in row["loss"]["interval"]
+
+
+def test_an_optimum_at_one_parameter_is_none():
+    result = fit(planted.table(), budgets=[10.0], bootstrap=0)
+    assert any(warning.startswith("no optimum at 10 FLOP") for warning in result.warnings)
+
+
+@pytest.mark.parametrize(("options", "flag"), [
+    ({"others": ["optimum_n"]}, "--others: 'optimum_n'"), ({"holdout": ["kaplan_n", "optimum_n"]}, "--holdout: "),
+    ({"law": "optimum_n"}, "--law: "), ({"law": "kaplan_n", "counting": True}, "--counting: "),
+])  # fmt: skip
+def test_a_law_that_does_not_fit_the_question_is_blamed_on_its_flag(options, flag, monkeypatch):
+    monkeypatch.setattr("lm.scaling.fit.fit_points", None)  # said before any fit
+    with pytest.raises(UsageError, match=flag):
+        fit(planted.table(), **options)
+
+
 ALL_PINNED = dict(zip(("E", "A", "B", "alpha", "beta"), planted.PARAMETERS, strict=True))
 
 
@@ -192,11 +245,13 @@ def test_an_exact_law_is_certified_and_found():
         np.testing.assert_allclose(list(result.parameters.values()), planted.PARAMETERS, rtol=1e-6)
 
 
-@pytest.mark.parametrize(("lost", "distrusted"), [(0.011, False), (0.049, False), (0.051, True)])
-def test_lost_resamples_are_counted_and_only_many_are_distrusted(lost, distrusted):
+@pytest.mark.parametrize(("lost", "resamples", "distrusted"), [
+    (11, 1000, False), (49, 1000, False), (51, 1000, True), (1, 20, False), (2, 20, True),
+])  # fmt: skip
+def test_lost_resamples_are_counted_and_only_many_are_distrusted(lost, resamples, distrusted):
     found = read.points(planted.table(), read.Columns("n", "d", None, "loss"))
-    (warning,) = _fit_warnings(found, [], lost)
-    assert f"{lost:.1%} of the resamples did not converge" in warning
+    (warning,) = _fit_warnings(found, [], lost, resamples)
+    assert f"{lost} of {resamples} resamples did not converge" in warning
     assert ("not to be trusted" in warning) == distrusted
 
 
@@ -206,7 +261,7 @@ def test_lost_resamples_are_counted_and_only_many_are_distrusted(lost, distruste
 ])  # fmt: skip
 def test_a_fit_whose_parameters_are_not_the_laws_is_refused(damage):
     value = fit(planted.table(coverage.grid(5, 4)), bootstrap=20).to_json()
-    with pytest.raises(UsageError, match="fit: "):
+    with pytest.raises(UsageError, match="^fit"):
         FitResult.from_json(value | damage)
     sorted_value = value | {"parameters": dict(sorted(value["parameters"].items()))}
     assert list(FitResult.from_json(sorted_value).parameters) == ["E", "A", "B", "alpha", "beta"]

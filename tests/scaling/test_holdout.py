@@ -97,6 +97,19 @@ def test_a_run_that_reaches_above_the_cut_off_is_not_fitted_below_it():
         assert cut["below"] < int((c < cut["flop"]).sum())
 
 
+def test_computes_that_differ_by_rounding_are_on_one_side():
+    n = np.geomspace(1e7, 1e9, 9)
+    one = planted.table((n, 1e18 / 6 / n))
+    assert len(np.unique(6 * one["n"] * one["d"])) > 1
+    with pytest.raises(UsageError, match="one compute budget: nothing to hold out"):
+        score(one, "saturating_n", ["kaplan_n"])
+    # Three budgets of three runs are too few to be cut as budgets: the quantiles of compute lie among equal ones.
+    c = np.repeat([1e18, 1e19, 1e20], 3)
+    three = planted.table((np.tile(n[::4], 3), c / 6 / np.tile(n[::4], 3)))
+    cuts = score(three, "kaplan_n")["cuts"]
+    assert {cut["below"] for cut in cuts} <= {3, 6}
+
+
 def test_too_few_points_below_every_cut_off_are_refused():
     with pytest.raises(UsageError, match="no cut-off of compute leaves 10 points below it"):
         score(planted.table(coverage.isoflop(2, 5)).iloc[:9])

@@ -71,7 +71,7 @@ def test_missing_column_names_the_nearest():
         read.points(planted.table(), read.Columns("n", "d", None, "los"))
 
 
-@pytest.mark.parametrize("query", ["n >", "unknown > 1", "import os"])
+@pytest.mark.parametrize("query", ["n >", "unknown > 1", "import os", "@np.log(n) > 1", "n > @table", "@pandas"])
 def test_a_query_that_fails_is_one_clear_line(query):
     with pytest.raises(UsageError, match="does not evaluate"):
         read.points(planted.table(), ND, query)
@@ -102,7 +102,7 @@ def test_mixed_fingerprints_are_refused(name):
     with pytest.raises(UsageError, match="never compared"):
         read.points(rows, ND)
     rows.loc[3, name] = None
-    with pytest.raises(UsageError, match="never compared"):
+    with pytest.raises(UsageError, match=r"empty in row 4: .*never compared"):
         read.points(rows, ND)
 
 
@@ -118,6 +118,31 @@ def test_inconsistent_flops_are_refused():
     rows = planted.table().assign(c=lambda t: t["n"] * t["d"] / 1e3)
     with pytest.raises(UsageError, match="another unit"):
         read.points(rows, read.Columns("n", "d", "c", "loss"))
+
+
+def test_rows_whose_flops_are_far_from_6nd_are_named():
+    rows = planted.table().assign(c=lambda t: 6 * t["n"] * t["d"])
+    rows.loc[7, "n"] = 1e23
+    with pytest.raises(UsageError, match=r"in row 8 \(for example 1e-16\).*another unit, or damaged"):
+        read.points(rows, read.Columns("n", "d", "c", "loss"))
+
+
+@pytest.mark.parametrize(("loss", "told"), [(12.1, "over 12 nats/token in row 3"), (0.04, "under 0.05 nats/token in")])
+def test_losses_that_are_hardly_nats_are_named(loss, told):
+    rows = planted.table()
+    rows.loc[2, "loss"] = loss
+    assert any(warning.startswith(told) for warning in read.points(rows, ND).warnings)
+
+
+@pytest.mark.parametrize(("content", "told"), [
+    ("n,d,loss,loss\n1e8,1e9,3,4\n", "two columns are called 'loss'"), ("n;d;loss\n1e8;1e9;3\n", "separated by ';'"),
+    ("n,d,loss\n", "no rows. Give"), ("", "not a readable csv file: .*Give a header row"),
+])  # fmt: skip
+def test_a_csv_that_would_be_misread_is_refused(tmp_path, content, told):
+    path = tmp_path / "runs.csv"
+    path.write_text(content)
+    with pytest.raises(UsageError, match=told):
+        read.read_table(path)
 
 
 def test_warnings_name_duplicates_short_runs_and_undecayed_points():

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,8 @@ from lm.scaling.approaches import envelope, interpolate, isoflop
 from lm.scaling.approaches.curve import PARABOLA, Curve
 from lm.scaling.approaches.envelope import Curves
 from lm.scaling.fitting.fitted import Fitted, fit_points
+from lm.scaling.fitting.objective import Objective
+from lm.scaling.fitting.prepare import prepare
 from lm.scaling.fitting.quantities import quantities
 from lm.scaling.fitting.solve import minimise
 from lm.scaling.laws.base import Law
@@ -58,10 +60,29 @@ class _Absent:
     reason: str
 
 
+def why_not(found: Points, clusters: Array | None, objective: Objective, pins: Mapping[str, float]) -> str | None:
+    """Why Hoffmann's surface cannot be fitted to the rows that are compared; None when it can."""
+    ends = envelope.last_rows(found, clusters)
+    try:
+        prepare(ends, HOFFMANN, objective, pins)
+    except UsageError as error:
+        rows = "the rows" if ends is found else "the last row of each run"
+        return f"{REFERENCE[3:]}, the reference, cannot be fitted to {rows}: {error.what}"
+    return None
+
+
 def parts(
-    fitted: Fitted, clusters: Array | None, budgets: Sequence[float], *, seed: int, resamples: int = RESAMPLES
+    fitted: Fitted,
+    clusters: Array | None,
+    budgets: Sequence[float],
+    *,
+    seed: int,
+    resamples: int = RESAMPLES,
+    compared: bool = True,
 ) -> dict[str, dict[str, Any]]:
     """The comparison and the approaches that are made for it alone: `envelope` (of curves), `interpolation`, `compare`.
+
+    Without the last where nothing is `compared`.
 
     Raises:
       UsageError: as `analyse`.
@@ -70,6 +91,8 @@ def parts(
     if clusters is not None and envelope.why_not(found, clusters) is None:
         made["envelope"] = envelope.analyse(found, clusters, seed=seed, resamples=resamples)
     made["interpolation"] = interpolate.analyse(envelope.last_rows(found, clusters), seed=seed)
+    if not compared:
+        return made
     return made | {"compare": analyse(fitted, clusters, budgets, seed=seed, resamples=resamples)}
 
 
@@ -228,7 +251,8 @@ def _surface(fit: Fitted, stack: Array, budgets: Sequence[float], per_nd: float)
     values = quantities(fit.law, fit.natural(theta), budgets, per_nd)
     slope = values["a"]
     with np.errstate(divide="ignore", invalid="ignore"):
-        constant = np.log(values[f"n@{budgets[0]:.6g}"]) - slope * math.log(budgets[0])
+        n, _ = fit.law.allocate(fit.natural(theta), budgets[0], per_nd)
+        constant = np.log(n) - slope * math.log(budgets[0])
         log_loss = np.log(np.stack([values[f"loss@{budget:.6g}"] for budget in budgets], axis=1))
     return _Answers(slope, constant, log_loss, fit.certificate.passed)
 

@@ -85,7 +85,7 @@ RULES = (
 def analyse(
     fitted: Fitted, spec: Bootstrap, kind: Interval, clusters: Array | None = None, *, seed: int
 ) -> dict[str, Any]:
-    """The counting part of `fit.json`: {law, rules, refused, warnings}, the law of `fitted` refitted under each rule.
+    """The counting part of `fit.json`: {law, rules, refused, warnings}: a law that allocates, under each rule.
 
     FLOPs are those of training, forward and backward: 6 a parameter and token; a token that attends to T keys takes
     12 L D T more over the whole T x T, and 6 L D (T + 1) counted causally (L layers of width D, context T; every
@@ -96,11 +96,9 @@ def analyse(
     geometric mean. Rules whose columns are missing are refused by name.
 
     Raises:
-      UsageError: the law allocates nothing, or fewer than two rules can be counted.
+      UsageError: fewer than two rules can be counted.
     """
     law = fitted.law
-    if not law.allocates:
-        raise UsageError(f"'{law.name}' splits no budget into n and d", where="--counting", do="Fit --law hoffmann.")
     rows, refused = [], []
     for rule in RULES:
         try:
@@ -109,7 +107,7 @@ def analyse(
             refused.append({"rule": rule.name, "meaning": rule.meaning, "reason": f"{error.what} ({error.where})"})
     if len(rows) < 2:
         raise UsageError(
-            "; ".join(f"{row['rule']}: {row['reason']}" for row in refused),
+            "; ".join(dict.fromkeys(row["reason"] for row in refused)),
             where="--counting",
             do="Add columns of the shapes: params_nonembedding (or n_layer, d_model), vocab_size, d_model, n_layer and "
             "context_length.",

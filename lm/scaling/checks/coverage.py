@@ -1,6 +1,6 @@
 """How often 95 % intervals hold the truth, measured on planted laws: what the intervals of a real fit are worth.
 
-`experiments/coverage` runs `measure` over designs and writes `coverage.json` beside this file; `of_few` reads from it
+`experiments/coverage` runs `measure` over designs and writes `coverage.json` beside this file; `analyse` reads from it
 what a fit of few points is told.
 """
 
@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from lm.scaling import read
 from lm.scaling.approaches.isoflop import in_budgets
 from lm.scaling.fitting import bootstrap
 from lm.scaling.fitting.bootstrap import Bootstrap, Interval, Resampling
+from lm.scaling.fitting.fitted import Fitted
 from lm.scaling.fitting.objective import HUBER, Array, Objective
 from lm.scaling.fitting.quantities import quantities
 from lm.scaling.fitting.solve import Problem, minimise
@@ -25,6 +25,9 @@ from lm.scaling.laws.base import Law
 from lm.scaling.laws.power import HOFFMANN
 
 MANY = 100  # points (clusters): from there on the intervals hold what they promise
+ENOUGH = 200  # resamples, five of them beyond each end; the study took 400
+MOST_LOST = 0.05  # of the resamples: as many as an interval leaves out
+PROMISED = 0.92, 0.98  # what 400 replicates cannot tell from 95 %
 MEASURED = "coverage.json"
 
 
@@ -106,27 +109,46 @@ def measure(
     return {key: {name: count / replicates for name, count in counts.items()} for key, counts in held.items()}
 
 
-def of_few(found: read.Points, law: Law, spec: Bootstrap, interval: Interval) -> list[str]:
-    """A line on what is known of intervals from so few points (clusters), in the nearest measured design.
+def analyse(fitted: Fitted, spec: Bootstrap, interval: Interval, lost: float) -> dict[str, Any]:
+    """What is known of intervals from so few points (clusters): {told}, from the nearest measured design.
 
-    Empty from 100 of them on, and without resamples.
+    Among `warnings` instead where a measured share is not what is promised, and where nothing measured is like this
+    fit; empty from 100 points on, and without resamples. `lost` is the share of resamples that did not converge.
     """
+    found, law, objective = fitted.found, fitted.law, fitted.problem.objective
     count = len(found) if spec.clusters is None else int(spec.clusters.max()) + 1
     if count >= MANY or not spec.resamples:
-        return []
+        return {}
     what = "optima" if not law.of_loss else "points" if spec.clusters is None else "clusters"
+    reasons = {
+        f"for the law {law.name}": law is not HOFFMANN,
+        f"for the objective {objective.name}": objective != HUBER,
+        "with pins": bool(fitted.pins),
+        "for a fit that is not certified": not fitted.certificate.passed,
+        f"with under {ENOUGH} resamples": spec.resamples < ENOUGH,
+        "where resamples did not converge": lost > MOST_LOST,
+    }
+    unlike = [reason for reason, holds in reasons.items() if holds]
     design = "IsoFLOP" if in_budgets(found) else "N x D"
     asked = (design, spec.kind.value, interval.value)
     rows = [row for row in measured()["rows"] if (row["design"], row["resampling"], row["interval"]) == asked]
-    if not rows or not law.of_loss:
-        return [f"{count} {what}: how often 95 % intervals from so few hold the truth is not measured"]
+    if unlike or not rows:
+        reason = unlike[0] if unlike else f"by {spec.kind.value}, {interval.value}"
+        line = f"{count} {what}: how often 95 % intervals from so few hold the truth is not measured {reason}"
+        return {"warnings": [line]}
     nearest = min(rows, key=lambda row: abs(math.log(row["points"] / count)))
-    shares = nearest["held"].values()
-    return [
-        f"{count} {what}: in such a design (about {nearest['points']} {what}, {design}, by {spec.kind.value}, "
-        f"{interval.value}) 95 % intervals held the truth in {100 * min(shares):.0f} to {100 * max(shares):.0f} % of "
-        "planted tables"
-    ]
+    low, high = (end(nearest["held"].values()) for end in (min, max))
+    line = (
+        f"{count} {what}: in such a design (about {nearest['points']} {what}, {design}, {law.name}, {objective.name}, "
+        f"by {spec.kind.value}, {interval.value}) 95 % intervals held the truth in {100 * low:.0f} to {100 * high:.0f} "
+        "% of planted tables"
+    )
+    return {"told": line} if PROMISED[0] <= low and high <= PROMISED[1] else {"warnings": [line]}
+
+
+def lines(part: Mapping[str, Any]) -> list[str]:
+    """What was told as plain text."""
+    return [part["told"]]
 
 
 @functools.cache

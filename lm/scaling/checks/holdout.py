@@ -11,7 +11,7 @@ import numpy as np
 
 from lm.base.errors import UsageError
 from lm.scaling import read
-from lm.scaling.approaches.isoflop import group_budgets
+from lm.scaling.approaches.isoflop import WIDEST_BUDGET, group_budgets
 from lm.scaling.fitting import bootstrap
 from lm.scaling.fitting.bootstrap import LEVEL, Bootstrap
 from lm.scaling.fitting.fitted import Fitted, fit_points
@@ -55,7 +55,8 @@ def analyse(
     Clusters count by their largest run: one that reaches above a cut-off is not fitted below it.
 
     Raises:
-      UsageError: no cut-off leaves two points for each parameter below it and one above.
+      UsageError: all runs have one compute budget, or no cut-off leaves two points for each parameter below it and
+        one above.
     """
     laws = list({one.name: one for one in (law, *others)}.values())
     reach = found.c if spec.clusters is None else _largest(found.c, spec.clusters)
@@ -122,9 +123,15 @@ def lines(part: dict[str, Any]) -> list[str]:
 
 def _cutoffs(found: read.Points) -> list[float]:
     codes, budgets = group_budgets(found)
-    if len(budgets) > 2 and np.median(np.bincount(codes)) >= RUNS_OF_A_BUDGET:
+    if len(budgets) == 1 and found.c.max() <= WIDEST_BUDGET * found.c.min():
+        raise UsageError(
+            "all runs have one compute budget: nothing to hold out", where="--holdout", do="Add runs of another budget."
+        )
+    if len(budgets) > 1 and np.median(np.bincount(codes)) >= RUNS_OF_A_BUDGET:
         return [float(found.c[codes == k].min()) for k in range(1, len(budgets))]
-    return sorted({float(np.quantile(found.c, share, method="higher")) for share in QUANTILES})
+    highest = [np.quantile(found.c, share, method="higher") for share in QUANTILES]
+    # Computes that differ by rounding are one: none of them is held out while another is fitted.
+    return sorted({float(found.c[found.c >= cut * (1 - read.SAME)].min()) for cut in highest})
 
 
 def _largest(c: Array, clusters: Array) -> Array:

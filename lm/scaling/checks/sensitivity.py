@@ -51,7 +51,7 @@ def lines(part: dict[str, Any]) -> list[str]:
         delta = {None: "least squares", 0: "absolute"}.get(row["delta"], f"{row['delta'] or 0:g}")
         value = f"{row['a'] if ratios else row['parameters'][of]:.4g}"
         ratio = row["tokens_per_parameter"]
-        beside = "" if not ratios else "/unbounded" if ratio is None else f"/{ratio:.1f}"
+        beside = "" if not ratios else "/unbounded" if ratio is None else f"/{ratio:.4g}"
         rows.append(f"{delta}{' (this fit)' * row['own']} {value}{beside}")
     meaning = f"a/tokens per parameter at {part['budget']:.3g} FLOP" if ratios else of
     return [f"delta sweep, {meaning}: " + ", ".join(rows)]

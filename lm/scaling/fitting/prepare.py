@@ -56,6 +56,13 @@ def prepare(
     for k, name in enumerate(law.parameters):
         if name in pins:
             starts[:, k] = np.log(pins[name]) if name in law.logged else pins[name]
+            if not low[k] <= starts[0, k] <= high[k]:
+                least, most = (math.exp(end) if name in law.logged else end for end in (low[k], high[k]))
+                raise UsageError(
+                    f"{name}={pins[name]:g} is outside {least:.4g} to {most:.4g}, where a fit looks for it",
+                    where="--pin",
+                    do="Pin a value inside.",
+                )
             low[k] = high[k] = starts[0, k]
     return Problem(law, objective, logs, np.log(found.loss), low, high, free), centre, np.unique(starts, axis=0)
 

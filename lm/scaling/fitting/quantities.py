@@ -10,7 +10,10 @@ NEAR = 1e-3  # of the optimal loss: what counts as no worse
 
 
 def quantities(law: Law, parameters: Array, budgets: Sequence[float], flops_per_nd: float) -> dict[str, Array]:
-    """All that gets an interval: the parameters [..., P] by name and, by law, exponents and optima at `budgets`."""
+    """All that gets an interval: the parameters [..., P] by name and, by law, exponents and optima at `budgets`.
+
+    An optimum has at least one parameter and one token.
+    """
     found = {name: parameters[..., k] for k, name in enumerate(law.parameters)}
     terms = law.balanced(parameters)
     if terms is None:
@@ -19,9 +22,10 @@ def quantities(law: Law, parameters: Array, budgets: Sequence[float], flops_per_
     found |= {"a": beta / (alpha + beta), "b": alpha / (alpha + beta)}
     theta = law.to_inner(parameters, {})
     for budget in budgets:
-        # Where the data pin no exponent, the optimum runs away: an infinite value is then the answer, not a mistake.
-        with np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore"):
-            n, d = law.allocate(parameters, budget, flops_per_nd)
+        # Where the data pin no exponent, the optimum runs away, to one parameter or to one token.
+        with np.errstate(over="ignore", under="ignore", divide="ignore"):
+            n = np.clip(law.allocate(parameters, budget, flops_per_nd)[0], 1.0, budget / flops_per_nd)
+            d = budget / flops_per_nd / n
             logs = {
                 "n": np.log(n)[..., None],
                 "d": np.log(d)[..., None],

@@ -1,12 +1,13 @@
 """A fit and a prediction as plain text: warnings first, then the law, the optima and the IsoFLOP curves."""
 
 from lm.scaling.approaches import compare, envelope, interpolate, isoflop, setting
-from lm.scaling.checks import counting, holdout, identifiability, influence, parabola_bias, sensitivity
+from lm.scaling.checks import counting, coverage, holdout, identifiability, influence, parabola_bias, sensitivity
 from lm.scaling.planning.predict import Prediction
 from lm.scaling.result import FitResult
 from lm.scaling.words import entry, span
 
 OF_THE_LAW = {
+    "coverage": coverage.lines,
     "identifiability": identifiability.lines,
     "influence": influence.lines,
     "sensitivity": sensitivity.lines,
@@ -65,8 +66,9 @@ def _law(result: FitResult) -> list[str]:
     objective, proof, made = result.objective, result.certificate, result.provenance
     number = f" (delta {objective['delta']:g})" if objective["delta"] else ""
     number += f" (over {objective['over']:g})" if objective["over"] != 1 else ""
+    what = made["columns"]["optimum_of"] or "L"
     lines = [
-        f"{result.law}: L = {result.formula}   {result.points} points, {objective['name']}{number}, "
+        f"{result.law}: {what} = {result.formula}   {result.points} points, {objective['name']}{number}, "
         f"summed: {objective['value']:.10g}"
     ]
     for name, value in result.parameters.items():
