@@ -231,13 +231,16 @@ def _plan(parser: argparse.ArgumentParser) -> Runner:
     def run(args: argparse.Namespace) -> None:
         from lm.scaling.planning import command
 
-        if (args.ladder is None) != (args.base is None) or (args.column and not args.ladder) or args.column < 0:
+        if (args.ladder is None) != (args.base is None) or (args.column and not args.ladder):
             raise UsageError("--ladder FILE, --base LADDER and --column K go together", where="--ladder")
         found = command.plan(args)
+        added = 0
         if args.ladder is not None:
             from lm.sweep.propose import write_ladder
 
             added = write_ladder(found, args.ladder, args.base, column=args.column)
+        command.show(found, args)
+        if added:
             print(f"written: {args.ladder}, {added} cells after those of {args.base}", file=sys.stderr)
 
     return run

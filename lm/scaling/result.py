@@ -2,18 +2,24 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from lm.base import files
-from lm.base.config import nearest
+from lm.base.config import build
 from lm.base.errors import UsageError
 from lm.scaling.laws import law_named
 
 Array = np.ndarray
+READ: dict[str, dict[str, Any]] = {  # what predictions and plans read of the parts that hold more than that
+    "objective": {"delta": float | None},
+    "noise": {"residual_sd": float | None, "seed_sd": float | None, "freedom": float},
+    "fitted_range": {"n": list[float], "d": list[float], "c": list[float]},
+    "provenance": {"flops_per_nd": float, "conventions": list[str], "columns": dict[str, str | None]},
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,30 +54,47 @@ class FitResult:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> "FitResult":
-        """The inverse of `to_json`.
+    def from_json(cls, value: Mapping[str, Any], where: str = "fit") -> "FitResult":
+        """The inverse of `to_json`, checked: a file may be damaged or typed by hand.
 
         Raises:
-          UsageError: a field is missing or unknown, or parameters or bootstrap samples are not those of the law.
+          UsageError: a field is missing, unknown or of another type, or a number is none that a fit could have.
         """
-        known, do = {field.name for field in dataclasses.fields(cls)}, "Write it with `lm fit`."
-        for name in value:
-            if name not in known:
-                raise UsageError(f"unknown field '{name}'", where="fit", do=nearest(name, known))
-        absent = sorted(known - set(value))
-        if absent:
-            raise UsageError(f"the field '{absent[0]}' is missing", where="fit", do=do)
-        try:
-            names = law_named(str(value["law"]), "fit").parameters
-            parameters = {name: float(value["parameters"][name]) for name in names}
-            samples = np.asarray(value["bootstrap_samples"], np.float64)
-        except (TypeError, ValueError, LookupError) as error:
-            raise UsageError("parameters or bootstrap samples are damaged", where="fit", do=do) from error
-        if len(value["parameters"]) != len(names) or (samples.size and samples.shape[1:] != (len(names),)):
+        result = build(cls, value, where)
+        for part, hints in READ.items():
+            given = {name: entry for name, entry in getattr(result, part).items() if name in hints}
+            build(dataclasses.make_dataclass(part, hints.items()), given, f"{where}.{part}")
+        names = law_named(result.law, where).parameters
+        if set(result.parameters) != set(names) or any(len(row) != len(names) for row in result.bootstrap_samples):
             raise UsageError(
-                f"not all is of the parameters of '{value['law']}': {', '.join(names)}", where="fit", do=do
+                f"not all is of the parameters of '{result.law}': {', '.join(names)}",
+                where=where,
+                do="Write it with `lm fit`.",
             )
-        return cls(**{**value, "parameters": parameters})
+        result = dataclasses.replace(result, parameters={name: result.parameters[name] for name in names})
+        for told in result._impossible():
+            raise UsageError(told, where=where, do="Write it with `lm fit`.")
+        return result
+
+    def _impossible(self) -> Iterator[str]:
+        """Each number that no fit has."""
+        law = law_named(self.law)
+        for name, least in zip(law.parameters, np.vstack([self.estimate, self.samples]).min(0), strict=True):
+            signed = name in law.exponents and not law.of_loss
+            if not signed and (least < 0 or (least == 0 and name not in law.constants)):
+                yield f"{name} = {least:g} among parameters and bootstrap samples is not positive"
+        if self.provenance["flops_per_nd"] <= 0:
+            yield f"flops_per_nd = {self.provenance['flops_per_nd']:g} is not positive"
+        for name in READ["fitted_range"].keys() | set(law.variables):
+            ends = self.fitted_range.get(name, [])
+            if len(ends) != 2 or not 0 < ends[0] <= ends[1]:
+                yield f"the fitted range of {name} is not two positive numbers in order"
+        for name, size in (*self.noise.items(), ("delta", self.objective["delta"])):
+            if size is not None and (size < 0 or (name == "freedom" and size == 0)):
+                yield f"{name} = {size:g} is not positive"
+        for name in ("n", "c"):
+            if name not in self.provenance["columns"]:
+                yield f"'columns' has no '{name}'"
 
     def save(self, path: Path | str) -> None:
         """Writes `fit.json`, whole or not at all."""
@@ -93,13 +116,14 @@ class FitResult:
             raise UsageError(f"is not JSON: {error}", where=str(path)) from error
         if not isinstance(value, dict):
             raise UsageError("is not a fit", where=str(path), do="Write one with `lm fit TABLE --out FILE`.")
-        try:
-            return cls.from_json(value)
-        except UsageError as error:
-            raise UsageError(error.what, where=str(path), do=error.do) from error
+        return cls.from_json(value, f"{path}: fit")
+
+    @property
+    def estimate(self) -> Array:
+        """The parameters [P], in the law's order."""
+        return np.array(list(self.parameters.values()))
 
     @property
     def samples(self) -> Array:
         """The kept resampled parameters [K, P]; the estimate alone where there was no bootstrap."""
-        estimate = np.array(list(self.parameters.values()))
-        return np.array(self.bootstrap_samples) if self.bootstrap_samples else estimate[None]
+        return np.array(self.bootstrap_samples) if self.bootstrap_samples else self.estimate[None]

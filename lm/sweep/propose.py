@@ -22,6 +22,7 @@ from lm.sweep.ladder import Cell, Ladder, Point, load_ladder, sizes
 
 COUNTS = ("params_total", "params_active", "params_nonembedding")  # what the n of our own tables may be
 SPACING = 1.6  # between the sizes of a column, as in the default ladder
+MOST_SIZES = 25  # in a column: the outermost are then 280 times apart from N*
 WIDEST = 2**17
 FARTHEST = 2.0  # times the size aimed at
 
@@ -60,10 +61,16 @@ def write_ladder(plan: Plan, path: Path, base: str, *, column: int = 0) -> int:
     Returns how many cells were added.
 
     Raises:
-      UsageError: nothing to write, a file not named .py, a `base` that is no ladder, or a size out of its reach.
+      UsageError: nothing to write, a file not named .py, a `base` that is no ladder, a size out of its reach, or a file
+        that holds anything else: it may be a base, this one's even, or written by hand.
     """
     if path.suffix != ".py":
         raise UsageError("a ladder file ends in .py", where=str(path), do="Name it so.")
+    if not 0 <= column <= MOST_SIZES:
+        raise UsageError(f"{column} sizes about N*", where="--column", do=f"Give 0 to {MOST_SIZES}.")
+    source, _, arg = base.partition(":")
+    if not Path(source).is_file():
+        raise UsageError("there is no such ladder file", where=source, do="Pass --base LADDER[:ARG].")
     ladder = load_ladder(base)
     counted = plan.columns["n"] if plan.columns["n"] in COUNTS else COUNTS[0]
     largest = max(plan.optima, key=lambda optimum: optimum.training_flops)
@@ -83,18 +90,17 @@ def write_ladder(plan: Plan, path: Path, base: str, *, column: int = 0) -> int:
         seeds = {"seed": ladder.base.seed + again, "data.seed": ladder.base.data.seed + again} if again else {}
         lines.append(f"    # N = {count:,}, {n:.4g} aimed at")
         lines.append(f"    {json.dumps({'overrides': {**shape, **seeds}, **length})},")
-    source, _, arg = base.partition(":")
-    files.write_text(
-        path,
-        FILE.format(
-            budget=largest.budget.value,
-            counted=counted,
-            name=path.name,
-            base=json.dumps(Path(os.path.relpath(Path(source).resolve(), path.resolve().parent)).as_posix()),
-            arg=json.dumps(arg),
-            cells="\n".join(lines),
-        ),
+    text = FILE.format(
+        budget=largest.budget.value,
+        counted=counted,
+        name=path.name,
+        base=json.dumps(Path(os.path.relpath(Path(source).resolve(), path.resolve().parent)).as_posix()),
+        arg=json.dumps(arg),
+        cells="\n".join(lines),
     )
+    if path.is_file() and path.read_bytes() != text.encode():
+        raise UsageError("stands already and differs", where=str(path), do="Name another --ladder, or remove it.")
+    files.write_text(path, text)
     return len(aimed)
 
 

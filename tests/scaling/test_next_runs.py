@@ -14,6 +14,7 @@ from lm.scaling.fitting.bootstrap import Bootstrap, Resampling
 from lm.scaling.fitting.objective import HUBER
 from lm.scaling.fitting.solve import Problem, minimise
 from lm.scaling.laws.power import HOFFMANN
+from lm.scaling.pages.describe_plan import describe_plan
 from lm.scaling.planning.next_runs import Limits, choose, limits_of, noise_of
 from lm.scaling.planning.plan import plan
 from tests.scaling import planted
@@ -30,7 +31,7 @@ DESIGNS = (coverage.grid(5, 5), coverage.isoflop(5, 6))
 
 def proposal(rows, *, budget=None, bootstrap=400, **options):
     result = fit_table(rows, n="n", d="d", c=None, bootstrap=bootstrap)
-    found = plan(result, budgets=[budget or 10 * result.fitted_range["c"][1]], next_count=3, **options)
+    found = plan(result, budgets=[budget or 10 * result.fitted_range["c"][1]], **{"next_count": 3, **options})
     return result, found.next_runs
 
 
@@ -44,6 +45,17 @@ def test_runs_stay_within_the_limits_and_the_cost():
             low, high = result.fitted_range[name]
             assert low / (1 if name == "d" else 2) * (1 - 1e-9) <= value <= high * 2 * (1 + 1e-9)
     assert 1 < found.width_after < found.width_before
+
+
+def test_a_cap_beyond_all_runs_is_none_and_repeats_are_told_once():
+    result, found = proposal(planted.table(coverage.grid(5, 5)), next_budget=1e30, bootstrap=40)
+    assert limits_of(result).hold(*np.array([(run.n, run.d) for run in found.runs]).T).all()
+    # Where the cap binds nowhere any larger one is the same.
+    assert found.runs == plan(result, budgets=[found.budget], next_count=3, next_budget=1e25).next_runs.runs
+    many = plan(result, budgets=[1e23], next_count=100)
+    lines = [line for line in describe_plan(many).splitlines() if line.startswith("    ")]
+    assert len(lines) == len(set(many.next_runs.runs)) < 100
+    assert sum(int(line.split(" x ")[0]) if " x " in line else 1 for line in lines) == 100
 
 
 def test_exchange_finds_what_trying_all_triples_finds():
@@ -97,6 +109,7 @@ def test_impossible_proposals_are_refused():
     for options, words in (
         ({"next_budget": 1.0}, "pay for no 3 runs"),
         ({"next_budget": -1.0}, "positive"),
+        ({"next_count": 101}, "at most 100 runs"),
         ({"bootstrap": 0}, "0 resamples"),
     ):
         with pytest.raises(UsageError, match=words):

@@ -14,6 +14,7 @@ from lm.scaling.fit import fit_table
 from lm.scaling.laws import LAWS, law_named
 from lm.scaling.laws.power import HOFFMANN
 from lm.scaling.laws.repeated import MUENNIGHOFF, REPEATED
+from lm.scaling.pages.describe_plan import describe_plan
 from lm.scaling.planning import optimum
 from lm.scaling.planning.optimum import Surface, best, cheapest, near_optimal
 from lm.scaling.planning.plan import plan
@@ -185,7 +186,8 @@ def test_a_failed_certificate_comes_first_and_two_digits_are_told(fitted):
     warnings = plan(worried, budgets=[1e23]).warnings
     assert warnings[0].startswith("THE FIT IS NOT CERTIFIED")
     assert warnings[1].startswith("E not identified")
-    assert "alpha=0.34 has two digits" in warnings[2]
+    assert "ANOTHER FIT'S" in warnings[2]  # the samples are of the alpha before
+    assert "alpha=0.34 has two digits" in warnings[3]
     assert not any("digits" in warning for warning in plan(fitted, budgets=[1e23]).warnings)
 
 
@@ -196,7 +198,8 @@ def test_a_failed_certificate_comes_first_and_two_digits_are_told(fitted):
     ({"budgets": [math.nan]}, "--budget"),
     ({"budgets": [math.inf]}, "--budget"),
     ({"budgets": [1.0]}, "pay for no model"),
-    ({"budgets": [1e23], "inference_tokens": 0.0}, "--inference-tokens"),
+    ({"budgets": [1e23], "inference_tokens": -1.0}, "--inference-tokens"),
+    ({"budgets": [1e23, 1e24, 1e23]}, "same budget twice"),
     ({"budgets": [1e13], "inference_tokens": 1e13}, "pay for no model"),
     ({"budgets": [1e23], "unique_tokens": -1.0}, "--unique-tokens"),
     ({"loss": 0.0}, "--loss"),
@@ -208,9 +211,21 @@ def test_impossible_requests_are_refused(fitted, asked, words):
         plan(fitted, **asked)
 
 
-def test_a_fit_that_lacks_something_is_refused_by_name(fitted):
-    with pytest.raises(UsageError, match="'provenance' has no 'columns'"):
-        plan(dataclasses.replace(fitted, provenance={"flops_per_nd": 6.0, "conventions": []}), budgets=[1e23])
+def test_what_changes_nothing_is_taken_in_silence(fitted):
+    plain = plan(fitted, budgets=[1e23])
+    assert plan(fitted, budgets=[1e23], inference_tokens=0.0) == dataclasses.replace(plain, inference_tokens=0.0)
+    assert plan(fitted, budgets=[1e23], unique_tokens=1e30).warnings == plain.warnings
+    # The table's smallest model sees eight times the tokens of the optimum at the same budget.
+    (optimum,) = plain.optima
+    for share, repeated in ((8.1, False), (7.9, True)):
+        warnings = plan(fitted, budgets=[1e23], unique_tokens=share * optimum.d.value).warnings
+        assert any("Muennighoff" in warning for warning in warnings) == repeated
+
+
+def test_intervals_are_spoken_of_where_there_are_some(fitted):
+    assert "intervals: 95 %" in describe_plan(plan(fitted, budgets=[1e23]))
+    without = plan(dataclasses.replace(fitted, bootstrap_samples=[]), budgets=[1e23])
+    assert "intervals: 95 %" not in describe_plan(without)
 
 
 def test_a_law_that_allocates_nothing_is_refused_with_those_that_do(fitted):

@@ -75,6 +75,22 @@ def test_what_the_fit_said_of_its_resamples_is_said_again():
     assert predict(result, 1e9, 2e10).warnings == (said,)
 
 
+def test_parameters_that_the_samples_do_not_belong_to_are_told():
+    result = fit(planted.table(), bootstrap=20)
+    typed = {"E": 1.69, "A": 406.4, "B": 410.7, "alpha": 0.34, "beta": 0.28}
+    (told,) = predict(dataclasses.replace(result, parameters=typed), 1e9, 2e10).warnings
+    assert "ANOTHER FIT'S" in told
+    pinned = fit(planted.table(), bootstrap=20, pins={"E": 1.8, "alpha": 0.35})
+    assert not any("ANOTHER" in warning for warning in predict(pinned, 1e9, 2e10).warnings)
+
+
+def test_a_loss_beyond_all_numbers_is_refused():
+    result = fit(planted.table(), bootstrap=20)
+    steep = dataclasses.replace(result, parameters=result.parameters | {"alpha": 4.0})
+    with pytest.raises(UsageError, match="no finite loss"):
+        predict(steep, 1e-100, 1.0)
+
+
 def test_a_fit_without_bootstrap_cannot_give_intervals():
     with pytest.raises(UsageError, match="--bootstrap"):
         predict(fit(planted.table(), bootstrap=0), 1e9, 1e10)

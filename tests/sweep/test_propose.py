@@ -126,9 +126,26 @@ def test_what_cannot_be_written_is_told(quick, fit_file, tmp_path, capsys):
         (["--ladder", str(tmp_path / "x.py")], "--base"),
         (["--column", "3"], "--ladder"),
         (["--ladder", str(tmp_path / "x.txt"), "--base", quick], "ends in .py"),
-        (["--ladder", str(tmp_path / "x.py"), "--base", "absent.py"], "no such config"),
+        (["--ladder", str(tmp_path / "x.py"), "--base", "absent.py"], "Pass --base"),
+        (["--ladder", str(tmp_path / "x.py"), "--base", quick, "--column", "26"], "0 to 25"),
+        (["--ladder", str(tmp_path / "x.py"), "--base", quick, "--column", "-1"], "0 to 25"),
         (["--ladder", str(tmp_path / "x.py"), "--base", quick, "--next", "0"], "no runs to write"),
     ):
         assert main([*request, *more]) == 2
-        assert words in capsys.readouterr().err
+        told = capsys.readouterr()
+        assert words in told.err
+        assert not told.out
     assert not (tmp_path / "x.py").exists()
+
+
+def test_no_file_is_replaced_by_another(quick, fit_file, tmp_path, capsys):
+    path, by_hand = tmp_path / "next.py", tmp_path / "hand.py"
+    by_hand.write_text("CELLS = []\n")
+    request = ["plan", "--fit", str(fit_file), "--budget", "3e12", "--ladder"]
+    for _ in range(2):  # the same again is no loss
+        assert main([*request, str(path), "--base", quick]) == 0
+    written = path.read_text()
+    for more in ([str(by_hand), "--base", quick], [str(path), "--base", str(path)]):
+        assert main([*request, *more]) == 2
+        assert "stands already and differs" in capsys.readouterr().err
+    assert (path.read_text(), by_hand.read_text()) == (written, "CELLS = []\n")

@@ -1,5 +1,7 @@
 """A plan as plain text: warnings first, then each budget's best model, what a smaller one takes, and the next runs."""
 
+from collections import Counter
+
 from lm.scaling.planning.next_runs import NextRuns
 from lm.scaling.planning.optimum import SERVING
 from lm.scaling.planning.plan import NEAR, Estimate, Optimal, Plan, Smaller
@@ -19,7 +21,9 @@ def describe_plan(plan: Plan) -> str:
         cost += f", serving {plan.inference_tokens:.4g} tokens {SERVING:g} n each"
     if plan.unique_tokens:
         cost += f", {plan.unique_tokens:.4g} distinct training tokens"
-    lines += [f"{plan.law}: {cost}; {'; '.join(plan.conventions)}; intervals: 95 %, percentiles of the fit's resamples"]
+    has_intervals = any(optimum.n.interval is not None for optimum in plan.optima)
+    intervals = ["intervals: 95 %, percentiles of the fit's resamples"] if has_intervals else []
+    lines.append("; ".join([f"{plan.law}: {cost}", *plan.conventions, *intervals]))
     for optimum in plan.optima:
         lines += _optimum(plan, optimum)
     return "\n".join(lines + ([] if plan.next_runs is None else _next(plan.next_runs)))
@@ -59,10 +63,14 @@ def _smaller(row: Smaller) -> str:
 
 
 def _next(proposed: NextRuns) -> list[str]:
+    spent = sum(run.c for run in proposed.runs)
     return [
-        f"next runs: for {proposed.cap:.4g} FLOP in all, within the fitted ranges, widened {proposed.stretch:g} times "
-        f"({proposed.limits}):",
-        *(f"    n = {run.n:.4g} on d = {run.d:.4g} tokens: {run.c:.4g} FLOP" for run in proposed.runs),
+        f"next runs: {spent:.4g} of {proposed.cap:.4g} FLOP in all, within the fitted ranges, widened "
+        f"{proposed.stretch:g} times ({proposed.limits}):",
+        *(
+            f"    {f'{times} x ' if times > 1 else ''}n = {run.n:.4g} on d = {run.d:.4g} tokens: {run.c:.4g} FLOP"
+            for run, times in Counter(proposed.runs).items()
+        ),
         f"  95 % interval of N* at {proposed.budget:.4g} FLOP, upper over lower end: {proposed.width_before:.4g} now, "
         f"{proposed.width_after:.4g} expected with them",
     ]

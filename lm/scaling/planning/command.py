@@ -14,10 +14,10 @@ NEXT = 3  # runs that are proposed where no number is asked for
 
 
 def plan(args: argparse.Namespace) -> Plan:
-    """Reads the fit, plans and prints the plan as text or JSON."""
+    """Reads the fit and plans."""
     result = FitResult.load(args.fit)
     usual = NEXT if len(result.bootstrap_samples) >= FEWEST_SAMPLES else 0
-    found = make_plan(
+    return make_plan(
         result,
         budgets=args.budget,
         loss=args.loss,
@@ -26,5 +26,8 @@ def plan(args: argparse.Namespace) -> Plan:
         next_count=usual if args.next is None else args.next,
         next_budget=args.next_budget,
     )
+
+
+def show(found: Plan, args: argparse.Namespace) -> None:
+    """Prints the plan as text or JSON."""
     print(json.dumps(dataclasses.asdict(found), indent=2, allow_nan=False) if args.json else describe_plan(found))
-    return found

@@ -23,6 +23,7 @@ ENOUGH = 1e-6  # of the variance: an exchange that gains less is none
 ROUNDING = 1e-9  # of a limit, of the cap, of n
 LEAST_NOISE = 1e-6  # of a loss: a fit without any would know the law from a handful of runs
 FEWEST_SAMPLES = 20
+MOST_RUNS = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,17 +106,19 @@ def next_runs(
     `surface` holds the fit's resamples [R, P], `aim` their log N* [R] at the planned `budget`.
 
     Raises:
-      UsageError: a cap under which no candidate lies within the limits, or fewer than 20 resamples.
+      UsageError: more than 100 runs, a cap under which none lies within the limits, or fewer than 20 resamples.
     """
     cap = result.fitted_range["c"][1] if cap is None else cap
-    if count < 1 or not 0 < cap < math.inf:
-        raise UsageError(f"{count} runs for {cap:g} FLOP", where="--next, --next-budget", do="Give positive numbers.")
+    if not 1 <= count <= MOST_RUNS or not 0 < cap < math.inf:
+        do = f"Give positive numbers, and at most {MOST_RUNS} runs."
+        raise UsageError(f"{count} runs for {cap:g} FLOP", where="--next, --next-budget", do=do)
     if len(aim) < FEWEST_SAMPLES:
         raise UsageError(f"{len(aim)} resamples tell no interval", where="--fit", do="Fit with --bootstrap 1000.")
     limits = limits_of(result)
-    n, d = candidates(limits, cap, surface.flops_per_nd)
+    largest = surface.flops_per_nd * limits.n[1] * limits.d[1]  # its d/n lies between those of largest n and largest d
+    n, d = candidates(limits, min(cap, largest), surface.flops_per_nd)
     cost = surface.flops_per_nd * n * d
-    if not len(n) or np.sort(cost)[0] * count > cap:
+    if not len(n) or np.sort(cost)[0] * count > cap * (1 + ROUNDING):
         raise UsageError(
             f"{cap:.3g} FLOP pay for no {count} runs with {limits}",
             where="--next-budget",

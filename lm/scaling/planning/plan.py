@@ -22,12 +22,6 @@ from lm.scaling.result import FitResult
 
 NEAR = 1e-3  # of the optimal loss: what counts as no worse
 SMALLER = (1 / 2, 1 / 4, 1 / 8)  # of N*: how far the table of over-training goes
-NEEDED = {  # what a fit.json that was typed by hand must have too
-    "provenance": ("flops_per_nd", "conventions", "columns"),
-    "fitted_range": ("n", "d", "c"),
-    "noise": ("residual_sd", "seed_sd"),
-    "objective": ("delta",),
-}
 EDGE = 1e-6  # of a logarithm: an optimum as near to one parameter or one token is none
 
 
@@ -124,14 +118,15 @@ def plan(
       UsageError: a number that is not positive, a loss below the law's floor, or a law that allocates nothing.
     """
     _check(budgets, loss, inference_tokens, unique_tokens)
-    for part, names in NEEDED.items():
-        for name in names:
-            if name not in getattr(result, part):
-                raise UsageError(f"'{part}' has no '{name}'", where="--fit", do="Write it with `lm fit`.")
     surface, warnings = _surface(result, inference_tokens, unique_tokens)
     if not result.bootstrap_samples:
         warnings.append("the fit has no bootstrap samples: no intervals and no next runs (fit with --bootstrap 1000)")
     found = [_best(surface, budget) for budget in budgets] if loss is None else [_cheapest(surface, result, loss)]
+    if surface.law.name != result.law and any(_repeats(surface, optimum) for optimum in found):
+        warnings.append(
+            "how repeated tokens count is not in this fit: R_D = {R_D:.4g} and R_N = {R_N:.4g} are those published for "
+            "other models and text (Muennighoff et al. 2023), and no interval allows for them".format(**MUENNIGHOFF)
+        )
     proposed = None
     if next_count:
         last = max(float(optimum.budget[0]) for optimum in found)
@@ -163,8 +158,11 @@ def _check(
         ("--unique-tokens", "tokens", unique_tokens),
     ]
     for flag, unit, value in asked:
-        if value is not None and not 0 < value < MOST:
+        nothing = value == 0 and flag == "--inference-tokens"
+        if value is not None and not (nothing or 0 < value < MOST):
             raise UsageError(f"{value:g} {unit}", where=flag, do=f"Give a positive number below {MOST:g}.")
+    if len(set(budgets)) < len(budgets):
+        raise UsageError("the same budget twice", where="--budget", do="Give each once.")
 
 
 def _surface(
@@ -172,7 +170,7 @@ def _surface(
 ) -> tuple[Surface, list[str]]:
     """The estimate (row 0) and its resamples as one surface, under a law of repeated data where tokens are limited."""
     law = law_named(result.law)
-    parameters = np.vstack([list(result.parameters.values()), *([result.samples] if result.bootstrap_samples else [])])
+    parameters = np.vstack([result.estimate, *([result.samples] if result.bootstrap_samples else [])])
     planned = [known.name for known in LAWS if known.of_loss and {"n", "d"} <= set(known.variables)]
     if law.name not in planned:
         raise UsageError(
@@ -196,10 +194,6 @@ def _surface(
         law = by_base[law.name]
         decays = [MUENNIGHOFF[name] for name in law.decaying]
         parameters = np.hstack([parameters, np.tile(decays, (len(parameters), 1))])
-        warnings.append(
-            f"how repeated tokens count is not in this fit: R_D = {decays[0]:.4g} and R_N = {decays[1]:.4g} are those "
-            "published for other models and text (Muennighoff et al. 2023), and no interval allows for them"
-        )
     limit = math.inf if unique_tokens is None else unique_tokens
     return Surface(law, parameters, float(result.provenance["flops_per_nd"]), inference_tokens or 0.0, limit), warnings
 
@@ -229,6 +223,12 @@ def _cheapest(surface: Surface, result: FitResult, loss: float) -> Optimum:
             do="Give a larger loss.",
         )
     return found
+
+
+def _repeats(surface: Surface, optimum: Optimum) -> bool:
+    """Whether the smallest model looked at would see tokens more than once at the optimum's budget."""
+    log_n = optimum.log_n[:1] + math.log(min(SMALLER))
+    return float(surface.log_tokens(log_n, optimum.budget[:1])[0]) > math.log(surface.unique_tokens)
 
 
 def _optimal(result: FitResult, surface: Surface, found: Optimum, target: float | None) -> Optimal:

@@ -10,6 +10,8 @@ from lm.scaling.result import FitResult
 
 LEVEL = 0.95
 NOISE_GRID = 400
+ENOUGH = 20  # resamples: among fewer the estimate may well be the outermost
+ROUNDING = 1e-9
 # The warnings of a fit that bear on what it predicts.
 CARRIED_OVER = ("THE FIT", "E not", "of the resamples", "one compute budget")
 
@@ -78,8 +80,11 @@ def predict(result: FitResult, n: float, d: float, u: float | None = None) -> Pr
     from scipy.special import stdtrit
 
     at = {"n": np.array([n]), "d": np.array([d]), "c": np.array([c]), "u": np.array([u])}
-    mean = float(law.predict(np.array(list(result.parameters.values())), at)[0])
-    log_means = np.log(law.predict(result.samples, at)[:, 0])
+    with np.errstate(over="ignore"):
+        mean = float(law.predict(result.estimate, at)[0])
+        log_means = np.log(law.predict(result.samples, at)[:, 0])
+    if not np.isfinite([mean, *log_means]).all():
+        raise UsageError(f"no finite loss at n={n:g} and d={d:g}", where="--n, --d", do="Give larger ones.")
     levels = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
     noise = max(_number(result.noise["residual_sd"]), _number(result.noise["seed_sd"]))
     grid = stdtrit(_number(result.noise["freedom"]), (np.arange(NOISE_GRID) + 0.5) / NOISE_GRID)
@@ -108,8 +113,16 @@ def extrapolation(result: FitResult, n: float, d: float, u: float | None = None)
 
 
 def carried_over(result: FitResult) -> tuple[str, ...]:
-    """The warnings of a fit that bear on what it predicts: a failed certificate first."""
-    return tuple(warning for warning in result.warnings if any(words in warning for words in CARRIED_OVER))
+    """The warnings of a fit that bear on what it predicts, a failed certificate first; then what its samples show."""
+    said = [warning for warning in result.warnings if any(words in warning for words in CARRIED_OVER)]
+    if len(result.bootstrap_samples) >= ENOUGH:
+        low, high = result.samples.min(0), result.samples.max(0)
+        # Estimates lie within their resamples; those of a pinned parameter are equal but for rounding.
+        outside = (result.estimate < low * (1 - ROUNDING)) | (result.estimate > high * (1 + ROUNDING))
+        names = ", ".join(name for name, out in zip(result.parameters, outside, strict=True) if out)
+        if names:
+            said.append(f"THE BOOTSTRAP SAMPLES ARE ANOTHER FIT'S, and so the intervals: outside of them lies {names}")
+    return tuple(said)
 
 
 def _number(value: float | None) -> float:
