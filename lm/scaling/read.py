@@ -178,7 +178,7 @@ def points(table: "pandas.DataFrame", columns: Columns, where: str | None = None
     chosen = select(table, where)
     for name in FINGERPRINTS:
         if name in chosen and (different := len(chosen[name].astype(str).unique())) > 1:
-            empty = chosen[name].isna()
+            empty = chosen[name].isna().to_numpy()
             told = f"empty in {rows(empty, chosen)}" if empty.any() else f"{different} different values"
             raise UsageError(
                 f"{told}: losses with different fingerprints are never compared",

@@ -179,6 +179,7 @@ def test_losses_without_a_law_end_in_warnings_and_not_in_runtime_warnings(recwar
 def test_an_optimum_at_one_parameter_is_none():
     result = fit(planted.table(), budgets=[10.0], bootstrap=0)
     assert any(warning.startswith("no optimum at 10 FLOP") for warning in result.warnings)
+    assert "intervals: none" in describe(result)
 
 
 @pytest.mark.parametrize(("options", "flag"), [

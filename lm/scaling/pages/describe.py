@@ -87,10 +87,8 @@ def _law(result: FitResult) -> list[str]:
         f"{proof['dtype']}, {proof['points_beyond_delta']} points beyond delta"
     )
     spec = made["bootstrap"]
-    lines.append(
-        f"  intervals: 95 %, {spec['interval']}, {spec['resamples']} resamples by {spec['kind']}; "
-        + "; ".join(made["conventions"])
-    )
+    intervals = f"95 %, {spec['interval']}, {spec['resamples']} resamples by {spec['kind']}"
+    lines.append(f"  intervals: {intervals if spec['resamples'] else 'none'}; " + "; ".join(made["conventions"]))
     noise = f"  noise: residual {_number(result.noise['residual_sd']):.2%}"
     seed = result.noise["seed_sd"]
     return [*lines, noise + (f", between seeds {seed:.2%}" if seed is not None else "") + " of the loss"]
