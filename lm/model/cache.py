@@ -74,6 +74,26 @@ def empty_cache(config: ModelConfig, batch: int, slots: int, dtype: CacheDtype =
     )
 
 
+def grow(cache: Cache, config: ModelConfig, slots: int) -> Cache:
+    """The cache with room for `slots` tokens where it had less; a sliding window never needs more than its width."""
+    more = (slots if config.window is None else min(slots, config.window)) - cache.slots
+    if more <= 0:
+        return cache
+
+    def widened(x: jax.Array | None, axis: int, value: int = 0) -> jax.Array | None:
+        if x is None:
+            return None
+        return jnp.pad(x, [(0, more if k == axis else 0) for k in range(x.ndim)], constant_values=value)
+
+    return cache._replace(
+        k_LBKSC=widened(cache.k_LBKSC, 3),
+        v_LBKSC=widened(cache.v_LBKSC, 3),
+        k_scale_LBKS=widened(cache.k_scale_LBKS, 3),
+        v_scale_LBKS=widened(cache.v_scale_LBKS, 3),
+        position_BS=widened(cache.position_BS, 1, EMPTY),
+    )
+
+
 def recall(cache: Cache, position_BT: jax.Array, window: int | None, fresh: bool) -> tuple[Cache, Recall]:
     """Makes room for T tokens at `position_BT` (-1: padding, on the left of a row).
 

@@ -1,0 +1,253 @@
+"""Prompts in, completions out: lengths are rounded up to buckets, so that few programs are compiled."""
+
+import dataclasses
+import enum
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lm.base.errors import UsageError
+from lm.data.tokenizer import Tokenizer
+from lm.decode import loop, strategy
+from lm.decode.loop import Finish, Limits, State
+from lm.decode.strategy import GREEDY, Strategy
+from lm.decode.text import first_stop
+from lm.decode.weights import lay_out
+from lm.model.cache import Cache, empty_cache, grow
+from lm.model.config import CacheDtype, ModelConfig
+
+SMALLEST_BUCKET = 16
+CHUNK = 512  # tokens of a prompt in one pass
+STOP_CHECK = 16  # tokens between looks at the text for stop strings
+
+
+class Full(enum.StrEnum):
+    """What happens to a prompt and answer that would not fit the context: refused, or cut off with a reason."""
+
+    ERROR = "error"
+    STOP = "stop"
+
+
+@dataclasses.dataclass(frozen=True)
+class Completion:
+    """One answer: ids with log-probabilities in nats under the model and under the strategy, bytes, and why it ended.
+
+    `tokens` hold the end token where there was one; `text` ends before a stop string.
+    """
+
+    tokens: np.ndarray
+    log_probs: np.ndarray
+    strategy_log_probs: np.ndarray
+    text: bytes
+    finish: Finish
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What is asked for: how many tokens, how they are chosen, and what else ends an answer.
+
+    `end_ids` None: the tokenizer's end of text. `stops` are byte strings.
+    """
+
+    max_tokens: int = 128
+    steps: Strategy = GREEDY
+    seed: int = 0
+    end_ids: tuple[int, ...] | None = None
+    stops: tuple[bytes, ...] = ()
+    full: Full = Full.ERROR
+
+
+@dataclasses.dataclass(frozen=True)
+class Session:
+    """Rows under way; every change gives a new one, and the one before must not be used again."""
+
+    state: State
+    limits: Limits
+    request: Request
+
+    @property
+    def done(self) -> bool:
+        """Whether every row has ended."""
+        return bool(np.all(np.asarray(self.state.finish_B) != Finish.RUNNING))
+
+
+class Decoder:
+    """A model laid out for decoding, with its tokenizer.
+
+    Raises:
+      UsageError: a vocabulary smaller than the tokenizer's.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        params: Any,
+        tokenizer: Tokenizer,
+        *,
+        cache_dtype: CacheDtype = CacheDtype.MODEL,
+        unstack: bool = True,
+    ):
+        if config.vocab_size < tokenizer.vocab_size:
+            raise UsageError(
+                f"the model has {config.vocab_size} tokens, the tokenizer {tokenizer.vocab_size}", where="tokenizer"
+            )
+        self.config, self.tokenizer, self.cache_dtype = config, tokenizer, cache_dtype
+        self.model, self.params = lay_out(config, params, unstack=unstack)
+
+    def start(self, prompts: Sequence[np.ndarray], request: Request) -> Session:
+        """Reads the prompts (ids, an array a row) and chooses the first token of each answer.
+
+        Raises:
+          UsageError: no prompt, an empty one, an id outside the vocabulary, or more tokens than the context holds.
+        """
+        length = _bucket(max((len(prompt) for prompt in prompts), default=0))
+        cache = empty_cache(self.config, len(prompts), length + _bucket(request.max_tokens), self.cache_dtype)
+        key_B = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(
+            jax.random.key(request.seed), jnp.arange(len(prompts), dtype=jnp.uint32)
+        )
+        return self._begin(prompts, cache, key_B, request, fresh=True)
+
+    def go_on(self, session: Session, prompts: Sequence[np.ndarray], request: Request | None = None) -> Session:
+        """Another turn: each row's answer so far and then its new prompt are context, kept in the cache.
+
+        Raises:
+          UsageError: as `start`; or not a prompt for every row.
+        """
+        request = session.request if request is None else request
+        state = session.state
+        if len(prompts) != len(state.finish_B):
+            raise UsageError(f"{len(prompts)} prompts for {len(state.finish_B)} rows", where="prompts")
+        last_B = np.asarray(state.last_B)  # chosen, but not read yet
+        prompts = [np.concatenate([[last], prompt]) for last, prompt in zip(last_B, prompts, strict=True)]
+        length = _bucket(max(len(prompt) for prompt in prompts))
+        used = int(np.asarray(state.cache.length_B).max())
+        cache = grow(state.cache, self.config, _bucket(used + length + request.max_tokens))
+        key_B = jax.vmap(jax.random.fold_in, in_axes=(0, None))(state.key_B, state.step)
+        return self._begin(prompts, cache, key_B, request, fresh=False)
+
+    def advance(self, session: Session, until: int) -> Session:
+        """Goes on until every row has `until` tokens or has ended; stop strings are looked for in between."""
+        request = session.request
+        at = int(session.state.step)
+        while at < until and not session.done:
+            at = min(until, at + STOP_CHECK) if request.stops else until
+            state = loop.advance(
+                self.model, self.params, session.state, request.steps, session.limits, jnp.asarray(at, jnp.int32)
+            )
+            session = dataclasses.replace(session, state=state)
+            if request.stops:
+                stopped_B = np.array([answer.finish is Finish.STOP for answer in self.completions(session)])
+                finish_B = jnp.where(stopped_B, Finish.STOP, state.finish_B)
+                session = dataclasses.replace(session, state=state._replace(finish_B=finish_B))
+        return session
+
+    def completions(self, session: Session) -> list[Completion]:
+        """What the rows hold so far, cut at the first stop string."""
+        state, stops = session.state, session.request.stops
+        arrays = jax.device_get((state.token_BG, state.raw_BG, state.processed_BG, state.taken_B, state.finish_B))
+        found = []
+        for tokens, raw, processed, length, finish in zip(*arrays, strict=True):
+            text = self.tokenizer.decode(tokens[:length])
+            if (cut := first_stop(text, stops)) is not None:
+                while first_stop(self.tokenizer.decode(tokens[: length - 1]), stops) is not None:
+                    length -= 1
+                text, finish = text[:cut], Finish.STOP
+            found.append(
+                Completion(tokens[:length], raw[:length], processed[:length], text, Finish(int(finish)))
+            )
+        return found
+
+    def _begin(
+        self, prompts: Sequence[np.ndarray], cache: Cache, key_B: jax.Array, request: Request, *, fresh: bool
+    ) -> Session:
+        used_B = self._checked(prompts) + np.asarray(cache.length_B)
+        allowed_B = self._allowed(used_B, request)
+        logits_BV, cache = self._read(prompts, cache, fresh)
+        end_ids = (self.tokenizer.eos_id,) if request.end_ids is None else request.end_ids
+        limits = Limits(
+            jnp.asarray([*end_ids] or [-1], jnp.int32),
+            jnp.asarray(allowed_B, jnp.int32),
+            jnp.asarray(allowed_B < request.max_tokens),
+        )
+        counts_BV = None
+        if strategy.needs_counts(request.steps):
+            counts = [np.bincount(prompt, minlength=self.config.vocab_size) for prompt in prompts]
+            counts_BV = jnp.asarray(np.stack(counts), jnp.int32)
+        room = _bucket(request.max_tokens)
+        state = loop.begin(logits_BV, cache, request.steps, limits, key_B, counts_BV, room=room)
+        return Session(state, limits, request)
+
+    def _read(self, prompts: Sequence[np.ndarray], cache: Cache, fresh: bool) -> tuple[jax.Array, Cache]:
+        """The logits [B, V] after each prompt, and the cache with them; in passes of at most `CHUNK` tokens."""
+        count_B = np.array([len(prompt) for prompt in prompts], np.int32)
+        length = _bucket(int(count_B.max()))
+        tokens_BT = np.zeros((len(prompts), length), np.int32)
+        for row, prompt in zip(tokens_BT, prompts, strict=True):
+            row[length - len(prompt) :] = prompt
+        for end in range(min(CHUNK, length), length + 1, CHUNK):
+            part_BT = tokens_BT[:, max(0, end - CHUNK) : end]
+            inside_B = np.clip(count_B - (length - end), 0, part_BT.shape[1])
+            logits_BV, cache = loop.prefill(self.model, self.params, part_BT, inside_B, cache, fresh=fresh)
+            fresh = False
+        return logits_BV, cache
+
+    def _checked(self, prompts: Sequence[np.ndarray]) -> np.ndarray:
+        if not prompts:
+            raise UsageError("there is no prompt", where="prompts")
+        for row, prompt in enumerate(prompts):
+            if len(prompt) == 0:
+                raise UsageError(f"prompt {row} is empty", where="prompts", do="Begin with the end-of-text token.")
+            if min(prompt) < 0 or max(prompt) >= self.config.vocab_size:
+                what = f"prompt {row} has an id outside the vocabulary of {self.config.vocab_size}"
+                raise UsageError(what, where="prompts")
+        return np.array([len(prompt) for prompt in prompts])
+
+    def _allowed(self, used_B: np.ndarray, request: Request) -> np.ndarray:
+        """How many tokens each row may get; the last one needs no place, since it is never read."""
+        if request.max_tokens < 1:
+            what = f"{request.max_tokens} tokens were asked for"
+            raise UsageError(what, where="max_tokens", do="Ask for at least 1.")
+        room_B = self.config.context_length - used_B + 1
+        if request.full is Full.ERROR and (room_B < request.max_tokens).any():
+            row = int(np.argmin(room_B))
+            raise UsageError(
+                f"row {row} has {used_B[row]} tokens of context and {request.max_tokens} more are asked for: over the "
+                f"{self.config.context_length} of the model",
+                where="max_tokens",
+                do=f"Ask for at most {max(int(room_B[row]), 0)}, or let answers be cut off there.",
+            )
+        return np.clip(room_B, 0, request.max_tokens)
+
+
+def _bucket(length: int) -> int:
+    """The next power of two, above `CHUNK` the next multiple of it."""
+    if length > CHUNK:
+        return -(-length // CHUNK) * CHUNK
+    return max(SMALLEST_BUCKET, 1 << max(length - 1, 0).bit_length())
+
+
+def generate(decoder: Decoder, prompts: Sequence[str], request: Request = Request()) -> list[Completion]:
+    """Answers to texts, each of which begins a document.
+
+    Raises:
+      UsageError: no prompt, or more tokens than the context holds.
+    """
+    *_, session = stream(decoder, prompts, request, request.max_tokens)
+    return decoder.completions(session)
+
+
+def stream(decoder: Decoder, prompts: Sequence[str], request: Request, tokens: int) -> Iterator[Session]:
+    """The session after every `tokens` tokens of the answers, until all rows have ended."""
+    begin = np.array([decoder.tokenizer.eos_id])
+    ids = [np.concatenate([begin, part]) for part in decoder.tokenizer.encode_batch(list(prompts))]
+    session = decoder.start(ids, request)
+    at = 1
+    while at < request.max_tokens and not session.done:
+        at = min(at + tokens, request.max_tokens)
+        session = decoder.advance(session, at)
+        yield session
+    if at == 1:
+        yield session
