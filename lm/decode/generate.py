@@ -3,7 +3,7 @@
 import dataclasses
 import enum
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,12 +16,15 @@ from lm.decode.loop import Finish, Limits, State
 from lm.decode.strategy import GREEDY, Strategy
 from lm.decode.text import first_stop
 from lm.decode.weights import lay_out
-from lm.model.cache import Cache, empty_cache, grow
+from lm.model.cache import Cache, empty_cache, grow, take_rows
 from lm.model.config import CacheDtype, ModelConfig
 
 SMALLEST_BUCKET = 16
 CHUNK = 512  # tokens of a prompt in one pass
 STOP_CHECK = 16  # tokens between looks at the text for stop strings
+
+Prompt = str | np.ndarray
+"""A text, which begins a document; or ids, taken as they are."""
 
 
 class Full(enum.StrEnum):
@@ -49,7 +52,8 @@ class Completion:
 class Request:
     """What is asked for: how many tokens, how they are chosen, and what else ends an answer.
 
-    `end_ids` None: the tokenizer's end of text. `stops` are byte strings.
+    `end_ids` None: the tokenizer's end of text. `stops` are byte strings. `samples` answers are given to each prompt,
+    one after the other, each with a key of its own; the prompt is read once.
     """
 
     max_tokens: int = 128
@@ -58,6 +62,15 @@ class Request:
     end_ids: tuple[int, ...] | None = None
     stops: tuple[bytes, ...] = ()
     full: Full = Full.ERROR
+    samples: int = 1
+
+
+class Prefilled(NamedTuple):
+    """Prompts that were read: the logits after each, the cache with them, and when their answers end."""
+
+    logits_BV: jax.Array
+    cache: Cache
+    limits: Limits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,18 +110,38 @@ class Decoder:
         self.config, self.tokenizer, self.cache_dtype = config, tokenizer, cache_dtype
         self.model, self.params = lay_out(config, params, unstack=unstack)
 
-    def start(self, prompts: Sequence[np.ndarray], request: Request) -> Session:
-        """Reads the prompts (ids, an array a row) and chooses the first token of each answer.
+    def encode(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
+        """Ids of the prompts, an array a row."""
+        texts = iter(self.tokenizer.encode_batch([prompt for prompt in prompts if isinstance(prompt, str)]))
+        begin = np.array([self.tokenizer.eos_id])
+        return [np.concatenate([begin, next(texts)]) if isinstance(prompt, str) else prompt for prompt in prompts]
+
+    def prefill(self, prompts: Sequence[np.ndarray], request: Request, *, spare: int = 0) -> Prefilled:
+        """Reads the prompts (ids, an array a row) into a cache with room for the answers and `spare` tokens more.
 
         Raises:
           UsageError: no prompt, an empty one, an id outside the vocabulary, or more tokens than the context holds.
         """
-        length = _bucket(max((len(prompt) for prompt in prompts), default=0))
-        cache = empty_cache(self.config, len(prompts), length + _bucket(request.max_tokens), self.cache_dtype)
-        key_B = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(
-            jax.random.key(request.seed), jnp.arange(len(prompts), dtype=jnp.uint32)
-        )
-        return self._begin(prompts, cache, key_B, request, fresh=True)
+        slots = bucket(max((len(prompt) for prompt in prompts), default=0)) + bucket(request.max_tokens + spare)
+        cache = empty_cache(self.config, len(prompts), slots, self.cache_dtype, spare=spare)
+        return self._prefill(prompts, cache, request, fresh=True)
+
+    def start(self, prompts: Sequence[np.ndarray], request: Request, *, spare: int = 0) -> Session:
+        """Reads the prompts as `prefill` and chooses the first token of each answer; a row an answer.
+
+        Raises:
+          UsageError: as `prefill`; or no sample was asked for.
+        """
+        if request.samples < 1:
+            raise UsageError(f"{request.samples} samples were asked for", where="samples", do="Ask for at least 1.")
+        read = self.prefill(prompts, request, spare=spare)
+        row_N, sample_N = np.divmod(np.arange(len(prompts) * request.samples, dtype=np.uint32), request.samples)
+        if request.samples > 1:
+            read = repeated(read, row_N)
+        fold = jax.vmap(jax.random.fold_in)
+        seed_N = jnp.broadcast_to(jax.random.key(request.seed), row_N.shape)
+        key_N = fold(fold(seed_N, jnp.asarray(row_N)), jnp.asarray(sample_N))
+        return self._first(read, [prompts[row] for row in row_N], key_N, request)
 
     def go_on(self, session: Session, prompts: Sequence[np.ndarray], request: Request | None = None) -> Session:
         """Another turn: each row's answer so far and then its new prompt are context, kept in the cache.
@@ -122,11 +155,11 @@ class Decoder:
             raise UsageError(f"{len(prompts)} prompts for {len(state.finish_B)} rows", where="prompts")
         last_B = np.asarray(state.last_B)  # chosen, but not read yet
         prompts = [np.concatenate([[last], prompt]) for last, prompt in zip(last_B, prompts, strict=True)]
-        length = _bucket(max(len(prompt) for prompt in prompts))
+        length = bucket(max(len(prompt) for prompt in prompts))
         used = int(np.asarray(state.cache.length_B).max())
-        cache = grow(state.cache, self.config, _bucket(used + length + request.max_tokens))
+        cache = grow(state.cache, self.config, bucket(used + length + request.max_tokens))
         key_B = jax.vmap(jax.random.fold_in, in_axes=(0, None))(state.key_B, state.step)
-        return self._begin(prompts, cache, key_B, request, fresh=False)
+        return self._first(self._prefill(prompts, cache, request, fresh=False), prompts, key_B, request)
 
     def advance(self, session: Session, until: int) -> Session:
         """Goes on until every row has `until` tokens or has ended; stop strings are looked for in between."""
@@ -137,12 +170,17 @@ class Decoder:
             state = loop.advance(
                 self.model, self.params, session.state, request.steps, session.limits, jnp.asarray(at, jnp.int32)
             )
-            session = dataclasses.replace(session, state=state)
-            if request.stops:
-                stopped_B = np.array([answer.finish is Finish.STOP for answer in self.completions(session)])
-                finish_B = jnp.where(stopped_B, Finish.STOP, state.finish_B)
-                session = dataclasses.replace(session, state=state._replace(finish_B=finish_B))
+            session = self.stopped(session, state)
         return session
+
+    def stopped(self, session: Session, state: State) -> Session:
+        """The session with a newer state, in which rows that hold a stop string have ended."""
+        session = dataclasses.replace(session, state=state)
+        if not session.request.stops:
+            return session
+        stopped_B = np.array([answer.finish is Finish.STOP for answer in self.completions(session)])
+        finish_B = jnp.where(stopped_B, Finish.STOP, state.finish_B)
+        return dataclasses.replace(session, state=state._replace(finish_B=finish_B))
 
     def completions(self, session: Session) -> list[Completion]:
         """What the rows hold so far, cut at the first stop string."""
@@ -155,14 +193,10 @@ class Decoder:
                 while first_stop(self.tokenizer.decode(tokens[: length - 1]), stops) is not None:
                     length -= 1
                 text, finish = text[:cut], Finish.STOP
-            found.append(
-                Completion(tokens[:length], raw[:length], processed[:length], text, Finish(int(finish)))
-            )
+            found.append(Completion(tokens[:length], raw[:length], processed[:length], text, Finish(int(finish))))
         return found
 
-    def _begin(
-        self, prompts: Sequence[np.ndarray], cache: Cache, key_B: jax.Array, request: Request, *, fresh: bool
-    ) -> Session:
+    def _prefill(self, prompts: Sequence[np.ndarray], cache: Cache, request: Request, *, fresh: bool) -> Prefilled:
         used_B = self._checked(prompts) + np.asarray(cache.length_B)
         allowed_B = self._allowed(used_B, request)
         logits_BV, cache = self._read(prompts, cache, fresh)
@@ -172,18 +206,21 @@ class Decoder:
             jnp.asarray(allowed_B, jnp.int32),
             jnp.asarray(allowed_B < request.max_tokens),
         )
+        return Prefilled(logits_BV, cache, limits)
+
+    def _first(self, read: Prefilled, prompts: Sequence[np.ndarray], key_B: jax.Array, request: Request) -> Session:
         counts_BV = None
         if strategy.needs_counts(request.steps):
             counts = [np.bincount(prompt, minlength=self.config.vocab_size) for prompt in prompts]
             counts_BV = jnp.asarray(np.stack(counts), jnp.int32)
-        room = _bucket(request.max_tokens)
-        state = loop.begin(logits_BV, cache, request.steps, limits, key_B, counts_BV, room=room)
-        return Session(state, limits, request)
+        room = bucket(request.max_tokens)
+        state = loop.begin(read.logits_BV, read.cache, request.steps, read.limits, key_B, counts_BV, room=room)
+        return Session(state, read.limits, request)
 
     def _read(self, prompts: Sequence[np.ndarray], cache: Cache, fresh: bool) -> tuple[jax.Array, Cache]:
         """The logits [B, V] after each prompt, and the cache with them; in passes of at most `CHUNK` tokens."""
         count_B = np.array([len(prompt) for prompt in prompts], np.int32)
-        length = _bucket(int(count_B.max()))
+        length = bucket(int(count_B.max()))
         tokens_BT = np.zeros((len(prompts), length), np.int32)
         for row, prompt in zip(tokens_BT, prompts, strict=True):
             row[length - len(prompt) :] = prompt
@@ -222,15 +259,22 @@ class Decoder:
         return np.clip(room_B, 0, request.max_tokens)
 
 
-def _bucket(length: int) -> int:
+@jax.jit
+def repeated(read: Prefilled, row_N: jax.Array) -> Prefilled:
+    """N rows, each a copy of row `row_N` of what was read: several answers to one prompt."""
+    limits = read.limits._replace(tokens_B=read.limits.tokens_B[row_N], full_B=read.limits.full_B[row_N])
+    return Prefilled(read.logits_BV[row_N], take_rows(read.cache, row_N), limits)
+
+
+def bucket(length: int) -> int:
     """The next power of two, above `CHUNK` the next multiple of it."""
     if length > CHUNK:
         return -(-length // CHUNK) * CHUNK
     return max(SMALLEST_BUCKET, 1 << max(length - 1, 0).bit_length())
 
 
-def generate(decoder: Decoder, prompts: Sequence[str], request: Request = Request()) -> list[Completion]:
-    """Answers to texts, each of which begins a document.
+def generate(decoder: Decoder, prompts: Sequence[Prompt], request: Request = Request()) -> list[Completion]:
+    """Answers to prompts, `request.samples` to each, one prompt after the other.
 
     Raises:
       UsageError: no prompt, or more tokens than the context holds.
@@ -239,11 +283,9 @@ def generate(decoder: Decoder, prompts: Sequence[str], request: Request = Reques
     return decoder.completions(session)
 
 
-def stream(decoder: Decoder, prompts: Sequence[str], request: Request, tokens: int) -> Iterator[Session]:
+def stream(decoder: Decoder, prompts: Sequence[Prompt], request: Request, tokens: int) -> Iterator[Session]:
     """The session after every `tokens` tokens of the answers, until all rows have ended."""
-    begin = np.array([decoder.tokenizer.eos_id])
-    ids = [np.concatenate([begin, part]) for part in decoder.tokenizer.encode_batch(list(prompts))]
-    session = decoder.start(ids, request)
+    session = decoder.start(decoder.encode(prompts), request)
     at = 1
     while at < request.max_tokens and not session.done:
         at = min(at + tokens, request.max_tokens)

@@ -57,9 +57,11 @@ class Recall(NamedTuple):
     source_BS: jax.Array | None
 
 
-def empty_cache(config: ModelConfig, batch: int, slots: int, dtype: CacheDtype = CacheDtype.MODEL) -> Cache:
-    """A cache without tokens; a sliding window needs no more slots than it is wide."""
-    slots = slots if config.window is None else min(slots, config.window)
+def empty_cache(
+    config: ModelConfig, batch: int, slots: int, dtype: CacheDtype = CacheDtype.MODEL, *, spare: int = 0
+) -> Cache:
+    """A cache without tokens; a sliding window needs no more slots than it is wide, and `spare` for ones to forget."""
+    slots = slots if config.window is None else min(slots, config.window + spare)
     shape = (config.n_layer, batch, config.kv_heads, slots, config.head_width)
     stored = jnp.int8 if dtype is CacheDtype.INT8 else config.dtype.value
     scale = jnp.zeros(shape[:-1], jnp.float32) if dtype is CacheDtype.INT8 else None
@@ -91,6 +93,35 @@ def grow(cache: Cache, config: ModelConfig, slots: int) -> Cache:
         k_scale_LBKS=widened(cache.k_scale_LBKS, 3),
         v_scale_LBKS=widened(cache.v_scale_LBKS, 3),
         position_BS=widened(cache.position_BS, 1, EMPTY),
+    )
+
+
+def take_rows(cache: Cache, row_N: jax.Array) -> Cache:
+    """The cache of N rows, each a copy of row `row_N` of this one."""
+
+    def taken(x: jax.Array | None, axis: int) -> jax.Array | None:
+        return None if x is None else jnp.take(x, row_N, axis=axis, mode="clip")
+
+    return cache._replace(
+        k_LBKSC=taken(cache.k_LBKSC, 1),
+        v_LBKSC=taken(cache.v_LBKSC, 1),
+        k_scale_LBKS=taken(cache.k_scale_LBKS, 1),
+        v_scale_LBKS=taken(cache.v_scale_LBKS, 1),
+        position_BS=taken(cache.position_BS, 0),
+        length_B=taken(cache.length_B, 0),
+    )
+
+
+def forget(cache: Cache, length_B: jax.Array) -> Cache:
+    """The cache without the tokens of each row from position `length_B` on.
+
+    Their slots stay empty until a call of several tokens packs the slots. A sliding window needs as many spare slots
+    as tokens are ever forgotten: what fell out of it does not come back.
+    """
+    kept_BS = cache.position_BS < length_B[:, None]
+    return cache._replace(
+        position_BS=jnp.where(kept_BS, cache.position_BS, EMPTY),
+        length_B=jnp.minimum(cache.length_B, length_B),
     )
 
 
@@ -126,9 +157,7 @@ def recall(cache: Cache, position_BT: jax.Array, window: int | None, fresh: bool
     return cache._replace(position_BS=position_BS, length_B=length_B, next=filled), Recall(mask_BTA, zero, source_BS)
 
 
-def remember(
-    memory: Memory, what: Recall, k_BTKC: jax.Array, v_BTKC: jax.Array
-) -> tuple[Memory, jax.Array, jax.Array]:
+def remember(memory: Memory, what: Recall, k_BTKC: jax.Array, v_BTKC: jax.Array) -> tuple[Memory, jax.Array, jax.Array]:
     """Writes the keys and values of a layer's T tokens; returns them with all that the tokens may see, [B, K, S, C]."""
     cache, layer = memory
     fields = (("k_LBKSC", "k_scale_LBKS", k_BTKC), ("v_LBKSC", "v_scale_LBKS", v_BTKC))
@@ -157,9 +186,7 @@ def _visible(query_BT: jax.Array, key_BS: jax.Array, window: int | None) -> jax.
     return mask_BTS if window is None else mask_BTS & (query_BT1 - key_B1S < window)
 
 
-def _write(
-    stored_LBKSC: jax.Array, layer: jax.Array, what: Recall, new_BKTC: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def _write(stored_LBKSC: jax.Array, layer: jax.Array, what: Recall, new_BKTC: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The stored array with the layer's new tokens, and what they may see of it."""
     S, T = stored_LBKSC.shape[3], new_BKTC.shape[2]
     zero = jnp.zeros((), jnp.int32)
