@@ -88,7 +88,7 @@ def begin(
         token_BG=jnp.zeros((B, room), jnp.int32),
         raw_BG=jnp.zeros((B, room), jnp.float32),
         processed_BG=jnp.zeros((B, room), jnp.float32),
-        finish_B=jnp.where(limits.tokens_B > 0, Finish.RUNNING, _out_of_tokens(limits)),
+        finish_B=jnp.where(limits.tokens_B > 0, Finish.RUNNING, out_of_tokens(limits)),
         key_B=key_B,
         counts_BV=counts_BV,
     )
@@ -135,7 +135,7 @@ def _take(state: State, logits_BV: jax.Array, steps: Strategy, limits: Limits) -
     raw_B, after_B = (token_log_probs(x_BV[:, None], token_B[:, None])[:, 0] for x_BV in (logits_BV, processed_BV))
     ended_B = jnp.any(token_B[:, None] == limits.end_E[None, :], axis=1)
     out_B = state.step + 1 >= limits.tokens_B
-    reason_B = jnp.where(ended_B, Finish.END, jnp.where(out_B, _out_of_tokens(limits), Finish.RUNNING))
+    reason_B = jnp.where(ended_B, Finish.END, jnp.where(out_B, out_of_tokens(limits), Finish.RUNNING))
     counts_BV = state.counts_BV
     if counts_BV is not None:
         counts_BV = counts_BV.at[jnp.arange(len(token_B)), token_B].add(running_B.astype(jnp.int32))
@@ -151,5 +151,6 @@ def _take(state: State, logits_BV: jax.Array, steps: Strategy, limits: Limits) -
     )
 
 
-def _out_of_tokens(limits: Limits) -> jax.Array:
+def out_of_tokens(limits: Limits) -> jax.Array:
+    """Why a row ends at its limit [B]."""
     return jnp.where(limits.full_B, Finish.CONTEXT, Finish.LENGTH)
