@@ -15,7 +15,7 @@ LOWEST = -jnp.inf
 
 def ordered_bits(x: jax.Array) -> jax.Array:
     """uint32 that order as the float32 `x` do (-inf first); NaN is not ordered. -0 and 0 are one value."""
-    bits = jax.lax.bitcast_convert_type(x + 0.0, jnp.uint32)
+    bits = jax.lax.bitcast_convert_type(jnp.where(x == 0, 0.0, x), jnp.uint32)
     return jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(0x80000000))
 
 
@@ -32,9 +32,13 @@ def largest_edge(bits_BV: jax.Array, enough: Callable[[jax.Array], jax.Array]) -
     return jax.lax.fori_loop(0, 32, halve, jnp.zeros((bits_BV.shape[0], 1), jnp.uint32))
 
 
-def first_of(mask_BV: jax.Array, count_B1: jax.Array) -> jax.Array:
-    """The first `count` true places of each row."""
-    return mask_BV & (jnp.cumsum(mask_BV, axis=1) <= count_B1)
+def above_or_first(bits_BV: jax.Array, edge_B1: jax.Array, count_B1: jax.Array) -> jax.Array:
+    """The places above the edge, and of those at it the first `count`."""
+    at_BV = bits_BV == edge_B1
+    # Counting along the vocabulary costs as much as finding the edge, and there is seldom anything to cut.
+    cut = jnp.any(jnp.sum(at_BV, axis=1, keepdims=True, dtype=jnp.int32) > count_B1)
+    first_BV = jax.lax.cond(cut, lambda: at_BV & (jnp.cumsum(at_BV, axis=1) <= count_B1), lambda: at_BV)
+    return (bits_BV > edge_B1) | first_BV
 
 
 def draw(logits_BV: jax.Array, key_B: jax.Array) -> jax.Array:

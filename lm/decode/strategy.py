@@ -13,9 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from lm.base.errors import UsageError
-from lm.decode.choose import LOWEST, first_of, largest_edge, ordered_bits
+from lm.decode.choose import LOWEST, above_or_first, largest_edge, ordered_bits
 
 Number = float | jax.Array
+SMALLEST = 1e-30  # of temperatures above 0
 
 
 def _column(number: Any) -> jax.Array:
@@ -97,7 +98,10 @@ class LogitBias(Step):
 
 @_register("temperature")
 class Temperature(Step):
-    """Divides by `temperature`; 0 leaves the highest logit alone, the first of equal ones: greedy."""
+    """Divides by `temperature`; 0 leaves the highest logit alone, the first of equal ones: greedy.
+
+    Between 0 and 1e-30 it counts as 1e-30: a smaller one would turn logits into infinities.
+    """
 
     temperature: Number
 
@@ -106,9 +110,7 @@ class Temperature(Step):
         index_BV = jax.lax.broadcasted_iota(jnp.int32, logits_BV.shape, 1)
         best_BV = index_BV == jnp.argmax(logits_BV, axis=1, keepdims=True)
         return jnp.where(
-            value_B1 == 0,
-            jnp.where(best_BV, 0.0, LOWEST),
-            logits_BV / jnp.where(value_B1 == 0, 1.0, value_B1),
+            value_B1 == 0, jnp.where(best_BV, logits_BV, LOWEST), logits_BV / jnp.maximum(value_B1, SMALLEST)
         )
 
 
@@ -120,37 +122,43 @@ class TopK(Step):
 
     def __call__(self, logits_BV: jax.Array, counts_BV: jax.Array | None) -> jax.Array:
         k_B1 = jnp.reshape(jnp.asarray(self.k, jnp.int32), (-1, 1))
-        bits_BV = ordered_bits(logits_BV)
-        edge_B1 = largest_edge(bits_BV, lambda at: jnp.sum(at, axis=1, keepdims=True, dtype=jnp.int32) >= k_B1)
-        above_BV = bits_BV > edge_B1
-        left_B1 = k_B1 - jnp.sum(above_BV, axis=1, keepdims=True, dtype=jnp.int32)
-        kept_BV = above_BV | first_of(bits_BV == edge_B1, left_B1)
-        return jnp.where(kept_BV | (k_B1 == 0), logits_BV, LOWEST)
+
+        def cut() -> jax.Array:
+            bits_BV = ordered_bits(logits_BV)
+            edge_B1 = largest_edge(bits_BV, lambda at: jnp.sum(at, axis=1, keepdims=True, dtype=jnp.int32) >= k_B1)
+            left_B1 = k_B1 - jnp.sum(bits_BV > edge_B1, axis=1, keepdims=True, dtype=jnp.int32)
+            return jnp.where(above_or_first(bits_BV, edge_B1, left_B1) | (k_B1 == 0), logits_BV, LOWEST)
+
+        return jax.lax.cond(jnp.all(k_B1 == 0), lambda: logits_BV, cut)
 
 
 @_register("p")
 class TopP(Step):
     """Keeps the likeliest tokens until their mass reaches `p`, the crossing one included (Holtzman et al. 2020).
 
-    Never none; of equal ones the first; 1 keeps all.
+    A token stays while the mass before it is below `p`. Never none; of equal ones the first; 1 keeps all.
     """
 
     p: Number
 
     def __call__(self, logits_BV: jax.Array, counts_BV: jax.Array | None) -> jax.Array:
         p_B1 = _column(self.p)
-        share_BV = jax.nn.softmax(logits_BV, axis=1)
-        bits_BV = ordered_bits(share_BV)
 
-        def enough(at_BV: jax.Array) -> jax.Array:
-            return jnp.sum(jnp.where(at_BV, share_BV, 0.0), axis=1, keepdims=True) >= p_B1
+        def cut() -> jax.Array:
+            share_BV = jax.nn.softmax(logits_BV, axis=1)
+            bits_BV = ordered_bits(share_BV)
 
-        edge_B1 = jnp.minimum(largest_edge(bits_BV, enough), jnp.max(bits_BV, axis=1, keepdims=True))
-        above_BV, at_BV = bits_BV > edge_B1, bits_BV == edge_B1
-        missing_B1 = p_B1 - jnp.sum(jnp.where(above_BV, share_BV, 0.0), axis=1, keepdims=True)
-        each_B1 = jnp.max(jnp.where(at_BV, share_BV, 0.0), axis=1, keepdims=True)
-        count_B1 = jnp.maximum(jnp.ceil(missing_B1 / jnp.where(each_B1 == 0, 1.0, each_B1)), 1.0)
-        return jnp.where(above_BV | first_of(at_BV, count_B1) | (p_B1 >= 1), logits_BV, LOWEST)
+            def mass(at_BV: jax.Array) -> jax.Array:
+                return jnp.sum(jnp.where(at_BV, share_BV, 0.0), axis=1, keepdims=True)
+
+            edge_B1 = largest_edge(bits_BV, lambda at_BV: mass(at_BV) >= p_B1)
+            edge_B1 = jnp.minimum(edge_B1, jnp.max(bits_BV, axis=1, keepdims=True))
+            each_B1 = jnp.max(jnp.where(bits_BV == edge_B1, share_BV, 0.0), axis=1, keepdims=True)
+            missing_B1 = p_B1 - mass(bits_BV > edge_B1)
+            count_B1 = jnp.maximum(jnp.ceil(missing_B1 / jnp.where(each_B1 == 0, 1.0, each_B1)), 1.0)
+            return jnp.where(above_or_first(bits_BV, edge_B1, count_B1) | (p_B1 >= 1), logits_BV, LOWEST)
+
+        return jax.lax.cond(jnp.all(p_B1 >= 1), lambda: logits_BV, cut)
 
 
 @_register("p")
@@ -161,8 +169,8 @@ class MinP(Step):
 
     def __call__(self, logits_BV: jax.Array, counts_BV: jax.Array | None) -> jax.Array:
         p_B1 = _column(self.p)
-        edge_B1 = jnp.max(logits_BV, axis=1, keepdims=True) + jnp.log(jnp.where(p_B1 == 0, 1.0, p_B1))
-        return jnp.where((logits_BV >= edge_B1) | (p_B1 == 0), logits_BV, LOWEST)
+        edge_B1 = jnp.max(logits_BV, axis=1, keepdims=True) + jnp.log(p_B1)
+        return jnp.where(logits_BV >= edge_B1, logits_BV, LOWEST)
 
 
 Strategy = tuple[Step, ...]
@@ -171,7 +179,8 @@ DEFAULT_ORDER = (RepetitionPenalty, PresencePenalty, LogitBias, Temperature, Top
 
 
 def apply(strategy: Strategy, logits_BV: jax.Array, counts_BV: jax.Array | None) -> jax.Array:
-    """The logits after every step, in order."""
+    """The logits after every step, in order; float32, whatever the type that they come in."""
+    logits_BV = logits_BV.astype(jnp.float32)
     for step in strategy:
         logits_BV = step(logits_BV, counts_BV)
     return logits_BV
