@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lm.base.errors import UsageError
+from lm.base.errors import RunError, UsageError
 from lm.data.tokenizer import Tokenizer
 from lm.decode import loop, strategy
 from lm.decode.loop import Finish, Limits, State
 from lm.decode.strategy import GREEDY, Strategy
 from lm.decode.text import first_stop
 from lm.decode.weights import lay_out
-from lm.model.cache import Cache, empty_cache, grow, take_rows
+from lm.model.cache import Cache, empty_cache, forget, grow, take_rows
 from lm.model.config import CacheDtype, ModelConfig
 
 SMALLEST_BUCKET = 16
@@ -54,6 +54,9 @@ class Request:
 
     `end_ids` None: the tokenizer's end of text. `stops` are byte strings. `samples` answers are given to each prompt,
     one after the other, each with a key of its own; the prompt is read once.
+
+    Raises:
+      UsageError: a seed outside [0, 2^32), an empty stop string, or a negative end id.
     """
 
     max_tokens: int = 128
@@ -63,6 +66,14 @@ class Request:
     stops: tuple[bytes, ...] = ()
     full: Full = Full.ERROR
     samples: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**32:
+            raise UsageError(f"seed is {self.seed}; it lies in 0 to 2**32 - 1", where="seed")
+        if b"" in self.stops:
+            raise UsageError("a stop string is empty: it would end every answer", where="stops")
+        if min(self.end_ids or (0,)) < 0:
+            raise UsageError(f"there is no token {min(self.end_ids or ())}", where="end_ids")
 
 
 class Prefilled(NamedTuple):
@@ -75,11 +86,15 @@ class Prefilled(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Session:
-    """Rows under way; every change gives a new one, and the one before must not be used again."""
+    """Rows under way; every change gives a new one, and the one before is used up (its memory is written over).
+
+    `context` holds the ids of each row up to its answer: prompts and earlier answers.
+    """
 
     state: State
     limits: Limits
     request: Request
+    context: tuple[np.ndarray, ...]
 
     @property
     def done(self) -> bool:
@@ -144,26 +159,41 @@ class Decoder:
         return self._first(read, [prompts[row] for row in row_N], key_N, request)
 
     def go_on(self, session: Session, prompts: Sequence[np.ndarray], request: Request | None = None) -> Session:
-        """Another turn: each row's answer so far and then its new prompt are context, kept in the cache.
+        """Another turn: each row's context, its answer and then its new prompt, which may be empty, are the context.
+
+        The cache is kept. After a stop string the answer ends with the token that completed it. Where a sliding window
+        has moved past what a row needs (it ended long before the others), everything is read again.
 
         Raises:
-          UsageError: as `start`; or not a prompt for every row.
+          UsageError: as `start`; not a prompt for every row; or a session that was used up.
         """
         request = session.request if request is None else request
-        state = session.state
-        if len(prompts) != len(state.finish_B):
-            raise UsageError(f"{len(prompts)} prompts for {len(state.finish_B)} rows", where="prompts")
-        last_B = np.asarray(state.last_B)  # chosen, but not read yet
-        prompts = [np.concatenate([[last], prompt]) for last, prompt in zip(last_B, prompts, strict=True)]
-        length = bucket(max(len(prompt) for prompt in prompts))
-        used = int(np.asarray(state.cache.length_B).max())
-        cache = grow(state.cache, self.config, bucket(used + length + request.max_tokens))
+        state = _fresh(session).state
+        if len(prompts) != len(session.context):
+            raise UsageError(f"{len(prompts)} prompts for {len(session.context)} rows", where="prompts")
+        before = [
+            np.concatenate([known, answer.tokens])
+            for known, answer in zip(session.context, self.completions(session), strict=True)
+        ]
+        context = [np.concatenate(parts).astype(np.int32) for parts in zip(before, prompts, strict=True)]
         key_B = jax.vmap(jax.random.fold_in, in_axes=(0, None))(state.key_B, state.step)
-        return self._first(self._prefill(prompts, cache, request, fresh=False), prompts, key_B, request)
+        kept_B = np.array([len(known) - 1 for known in before], np.int32)  # the last one is chosen, but not read yet
+        cache = forget(state.cache, jnp.asarray(kept_B))
+        if self._lost(cache, kept_B):
+            return self._first(self.prefill(context, request), context, key_B, request)
+        new = [known[kept:] for known, kept in zip(context, kept_B, strict=True)]
+        slots = bucket(int(kept_B.max()) + bucket(max(len(part) for part in new)) + request.max_tokens)
+        read = self._prefill(new, grow(cache, self.config, slots), request, fresh=False)
+        return self._first(read, context, key_B, request)
 
     def advance(self, session: Session, until: int) -> Session:
-        """Goes on until every row has `until` tokens or has ended; stop strings are looked for in between."""
-        request = session.request
+        """Goes on until every row has `until` tokens or has ended; stop strings are looked for in between.
+
+        Raises:
+          UsageError: a session that was used up.
+          RunError: as `completions`, as far as they are looked at.
+        """
+        request = _fresh(session).request
         at = int(session.state.step)
         while at < until and not session.done:
             at = min(until, at + STOP_CHECK) if request.stops else until
@@ -183,11 +213,17 @@ class Decoder:
         return dataclasses.replace(session, state=state._replace(finish_B=finish_B))
 
     def completions(self, session: Session) -> list[Completion]:
-        """What the rows hold so far, cut at the first stop string."""
-        state, stops = session.state, session.request.stops
+        """What the rows hold so far, cut at the first stop string.
+
+        Raises:
+          UsageError: a session that was used up.
+          RunError: logits that are not numbers, or a strategy that left no token.
+        """
+        state, stops = _fresh(session).state, session.request.stops
         arrays = jax.device_get((state.token_BG, state.raw_BG, state.processed_BG, state.taken_B, state.finish_B))
         found = []
-        for tokens, raw, processed, length, finish in zip(*arrays, strict=True):
+        for row, (tokens, raw, processed, length, finish) in enumerate(zip(*arrays, strict=True)):
+            _check_numbers(row, raw[:length], processed[:length])
             text = self.tokenizer.decode(tokens[:length])
             if (cut := first_stop(text, stops)) is not None:
                 while first_stop(self.tokenizer.decode(tokens[: length - 1]), stops) is not None:
@@ -198,6 +234,9 @@ class Decoder:
 
     def _prefill(self, prompts: Sequence[np.ndarray], cache: Cache, request: Request, *, fresh: bool) -> Prefilled:
         used_B = self._checked(prompts) + np.asarray(cache.length_B)
+        if max(request.end_ids or (0,)) >= self.config.vocab_size:
+            what = f"there is no token {max(request.end_ids or ())}: the vocabulary has {self.config.vocab_size}"
+            raise UsageError(what, where="end_ids")
         allowed_B = self._allowed(used_B, request)
         logits_BV, cache = self._read(prompts, cache, fresh)
         end_ids = (self.tokenizer.eos_id,) if request.end_ids is None else request.end_ids
@@ -215,7 +254,19 @@ class Decoder:
             counts_BV = jnp.asarray(np.stack(counts), jnp.int32)
         room = bucket(request.max_tokens)
         state = loop.begin(read.logits_BV, read.cache, request.steps, read.limits, key_B, counts_BV, room=room)
-        return Session(state, read.limits, request)
+        return Session(state, read.limits, request, tuple(prompts))
+
+    def _lost(self, cache: Cache, kept_B: np.ndarray) -> bool:
+        """Whether a token that row's next one sees is no longer in the cache."""
+        if self.config.window is None:
+            return False
+        seen_BS = np.asarray(cache.position_BS) > (kept_B - self.config.window)[:, None]
+        return bool(
+            (
+                np.sum(seen_BS & (np.asarray(cache.position_BS) >= 0), axis=1)
+                < np.minimum(kept_B, self.config.window - 1)
+            ).any()
+        )
 
     def _read(self, prompts: Sequence[np.ndarray], cache: Cache, fresh: bool) -> tuple[jax.Array, Cache]:
         """The logits [B, V] after each prompt, and the cache with them; in passes of at most `CHUNK` tokens."""
@@ -257,6 +308,21 @@ class Decoder:
                 do=f"Ask for at most {max(int(room_B[row]), 0)}, or let answers be cut off there.",
             )
         return np.clip(room_B, 0, request.max_tokens)
+
+
+def _fresh(session: Session) -> Session:
+    if any(array.is_deleted() for array in jax.tree.leaves(session.state)):
+        raise UsageError("this session has gone on already", where="session", do="Use the newer one, or start anew.")
+    return session
+
+
+def _check_numbers(row: int, raw: np.ndarray, processed: np.ndarray) -> None:
+    if np.isnan(raw).any():
+        raise RunError(f"the logits before token {int(np.argmax(np.isnan(raw)))} of answer {row} are not numbers",
+                       do="The parameters are not usable: take an earlier checkpoint.")  # fmt: skip
+    if np.isnan(processed).any():
+        raise RunError(f"the strategy left no token at {int(np.argmax(np.isnan(processed)))} of answer {row}",
+                       do="Forbid fewer.")  # fmt: skip
 
 
 @jax.jit

@@ -1,10 +1,11 @@
 """How the next token is chosen, as small frozen values that are applied in the order in which they stand.
 
 Their numbers are traced and not compiled in: another temperature is the same program. Each number may also be an array
-of one a row. `DEFAULT_ORDER` is the order of Hugging Face: penalties, bias, temperature, then what cuts the tail.
+of one a row. `lm.decode.settings` makes a strategy from plain numbers.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -84,12 +85,14 @@ class LogitBias(Step):
         """From a bias for each token id.
 
         Raises:
-          UsageError: an id outside the vocabulary, or all tokens forbidden.
+          UsageError: an id outside the vocabulary, a bias of NaN or +inf, or all tokens forbidden.
         """
         bias_V = np.zeros(vocab_size, np.float32)
         for token, bias in biases.items():
             if not 0 <= token < vocab_size:
                 raise UsageError(f"there is no token {token}: the vocabulary has {vocab_size}", where="logit bias")
+            if math.isnan(bias) or bias == math.inf:
+                raise UsageError(f"the bias of token {token} is {bias}", where="logit bias", do="-inf forbids it.")
             bias_V[token] = bias
         if np.all(np.isneginf(bias_V)):
             raise UsageError("all tokens are forbidden", where="logit bias")
@@ -175,7 +178,6 @@ class MinP(Step):
 
 Strategy = tuple[Step, ...]
 GREEDY: Strategy = (Temperature(0.0),)
-DEFAULT_ORDER = (RepetitionPenalty, PresencePenalty, LogitBias, Temperature, TopK, TopP, MinP)
 
 
 def apply(strategy: Strategy, logits_BV: jax.Array, counts_BV: jax.Array | None) -> jax.Array:
