@@ -243,6 +243,51 @@ def _eval(parser: argparse.ArgumentParser) -> Runner:
     return run
 
 
+def _generate(parser: argparse.ArgumentParser) -> Runner:
+    """Answers prompts under a run's newest checkpoint: one streams to the terminal, many go to a file."""
+    parser.add_argument("--checkpoint", required=True, type=Path, metavar="RUN", help="a run folder")
+    asked = parser.add_mutually_exclusive_group(required=True)
+    asked.add_argument("--prompt", metavar="TEXT", action="append", help="a prompt (may be given again)")
+    asked.add_argument("--prompts", metavar="FILE", type=Path, help='a prompt a line, or .jsonl with "prompt"')
+    parser.add_argument("--max-tokens", type=int, default=128, metavar="N", help="of an answer (default 128)")
+    parser.add_argument("--n", type=int, default=1, metavar="K", help="samples of each prompt (default 1)")
+    parser.add_argument("--seed", type=int, default=0, metavar="S")
+    parser.add_argument("--temperature", type=float, default=1.0, metavar="T", help="0: greedy (default 1)")
+    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="keep the K likeliest (default 0: all)")
+    parser.add_argument(
+        "--top-p", type=float, default=1.0, metavar="P", help="keep the likeliest of mass P (default 1)"
+    )
+    parser.add_argument(
+        "--min-p", type=float, default=0.0, metavar="P", help="keep those P times as likely as the best"
+    )
+    parser.add_argument(
+        "--repetition-penalty", type=float, default=1.0, metavar="X", help="on logits of what was there"
+    )
+    parser.add_argument("--presence-penalty", type=float, default=0.0, metavar="X", help="off logits of what was there")
+    parser.add_argument("--frequency-penalty", type=float, default=0.0, metavar="X", help="the same, for each time")
+    parser.add_argument("--logit-bias", action="append", default=[], metavar="ID=B", help="-inf forbids a token")
+    parser.add_argument(
+        "--order", metavar="NAMES", help="default repetition,presence,bias,temperature,top-k,top-p,min-p"
+    )
+    parser.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="ends an answer before TEXT (\\n: newline)"
+    )
+    parser.add_argument("--end-id", type=int, action="append", default=[], metavar="ID", help="default: end of text")
+    parser.add_argument("--ignore-end", action="store_true", help="no token ends an answer")
+    parser.add_argument("--full", choices=("error", "stop"), default="error", help="at the end of the context")
+    parser.add_argument("--cache", choices=("model", "int8"), default="model", help="type of keys and values")
+    parser.add_argument("--batch-size", type=int, default=16, metavar="B", help="answers at once (default 16)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write JSON lines: the settings, then a sample each")
+    parser.add_argument("--json", action="store_true", help="print JSON lines")
+
+    def run(args: argparse.Namespace) -> None:
+        from lm.decode import command
+
+        command.generate(args)
+
+    return run
+
+
 def _bench(parser: argparse.ArgumentParser) -> Runner:
     """Measures ours, peers and limits in turn in one run, and says how far apart they are."""
     parser.add_argument("what", choices=("train", "data", "fit"), help="training steps, batches, or fitting a law")
@@ -268,6 +313,7 @@ COMMANDS: dict[str, tuple[Callable[[argparse.ArgumentParser], Runner], str]] = {
     "report": (_report, "lm report runs/quick --format svg"),
     "count": (_count, "lm count --config configs/llama.py:8b --json"),
     "eval": (_eval, "lm eval --checkpoint runs/tiny --text book.txt --stride 64 --per-token tokens.jsonl"),
+    "generate": (_generate, "lm generate --checkpoint runs/tiny --prompt 'Once upon' --temperature 0.8 --top-p 0.95"),
     "bench": (_bench, "lm bench train --json train.json"),
 }
 

@@ -1,5 +1,7 @@
 """Parameters and a prompt to text: `from lm.decode import generate`."""
 
-from lm.decode.generate import Completion, Decoder, generate
+from lm.decode.ask import generate, load_decoder
+from lm.decode.generate import Completion, Decoder
+from lm.decode.loop import Finish
 
-__all__ = ["Completion", "Decoder", "generate"]
+__all__ = ["Completion", "Decoder", "Finish", "generate", "load_decoder"]

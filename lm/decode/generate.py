@@ -126,7 +126,14 @@ class Decoder:
         self.model, self.params = lay_out(config, params, unstack=unstack)
 
     def encode(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
-        """Ids of the prompts, an array a row."""
+        """Ids of the prompts, an array a row.
+
+        Raises:
+          UsageError: a text that is not Unicode.
+        """
+        for row, prompt in enumerate(prompts):
+            if isinstance(prompt, str) and any("\ud800" <= character <= "\udfff" for character in prompt):
+                raise UsageError(f"prompt {row} is not Unicode", where="prompts", do="Pass UTF-8.")
         texts = iter(self.tokenizer.encode_batch([prompt for prompt in prompts if isinstance(prompt, str)]))
         begin = np.array([self.tokenizer.eos_id])
         return [np.concatenate([begin, next(texts)]) if isinstance(prompt, str) else prompt for prompt in prompts]
@@ -141,8 +148,10 @@ class Decoder:
         cache = empty_cache(self.config, len(prompts), slots, self.cache_dtype, spare=spare)
         return self._prefill(prompts, cache, request, fresh=True)
 
-    def start(self, prompts: Sequence[np.ndarray], request: Request, *, spare: int = 0) -> Session:
+    def start(self, prompts: Sequence[np.ndarray], request: Request, *, spare: int = 0, first: int = 0) -> Session:
         """Reads the prompts as `prefill` and chooses the first token of each answer; a row an answer.
+
+        `first` is the number of the first prompt: pieces of a list are sampled as the whole list would be.
 
         Raises:
           UsageError: as `prefill`; or no sample was asked for.
@@ -155,7 +164,7 @@ class Decoder:
             read = repeated(read, row_N)
         fold = jax.vmap(jax.random.fold_in)
         seed_N = jnp.broadcast_to(jax.random.key(request.seed), row_N.shape)
-        key_N = fold(fold(seed_N, jnp.asarray(row_N)), jnp.asarray(sample_N))
+        key_N = fold(fold(seed_N, jnp.asarray(first + row_N)), jnp.asarray(sample_N))
         return self._first(read, [prompts[row] for row in row_N], key_N, request)
 
     def go_on(self, session: Session, prompts: Sequence[np.ndarray], request: Request | None = None) -> Session:
@@ -349,13 +358,17 @@ def generate(decoder: Decoder, prompts: Sequence[Prompt], request: Request = Req
     return decoder.completions(session)
 
 
-def stream(decoder: Decoder, prompts: Sequence[Prompt], request: Request, tokens: int) -> Iterator[Session]:
-    """The session after every `tokens` tokens of the answers, until all rows have ended."""
-    session = decoder.start(decoder.encode(prompts), request)
-    at = 1
-    while at < request.max_tokens and not session.done:
-        at = min(at + tokens, request.max_tokens)
-        session = decoder.advance(session, at)
-        yield session
-    if at == 1:
+def stream(
+    decoder: Decoder, prompts: Sequence[Prompt], request: Request, tokens: int, *, first: int = 0
+) -> Iterator[Session]:
+    """The session after the first token of the answers and after every `tokens` more, until all rows have ended.
+
+    Each session is used up by the next one. `first` is as in `Decoder.start`.
+    """
+    session = decoder.start(decoder.encode(prompts), request, first=first)
+    yield session
+    for at in range(1 + tokens, request.max_tokens + tokens, tokens):
+        if session.done:
+            return
+        session = decoder.advance(session, min(at, request.max_tokens))
         yield session

@@ -3,7 +3,6 @@
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 
 from lm.base.errors import UsageError
 from lm.decode.strategy import (
@@ -41,7 +40,7 @@ class Settings:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = MappingProxyType({})
+    logit_bias: Mapping[int, float] = dataclasses.field(default_factory=dict)
     order: Sequence[str] = DEFAULT_ORDER
 
     def __post_init__(self) -> None:

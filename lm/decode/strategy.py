@@ -203,7 +203,9 @@ def _numbers(step: Step) -> dict[str, Any]:
     for field in dataclasses.fields(step):  # type: ignore[arg-type]
         value = np.asarray(getattr(step, field.name))
         if isinstance(step, LogitBias):
-            found["bias"] = {str(token): float(value[token]) for token in np.flatnonzero(value)}
+            # JSON has no infinity: a forbidden token's bias is null.
+            given = {str(token): float(value[token]) for token in np.flatnonzero(value)}
+            found["bias"] = {token: bias if math.isfinite(bias) else None for token, bias in given.items()}
         else:
             found[field.name] = value.tolist()
     return found

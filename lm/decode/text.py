@@ -1,29 +1,40 @@
-"""Bytes of an answer as they come: stop strings found in bytes, characters that are not whole yet held back."""
+"""Bytes of an answer as they come: stop strings found in bytes, and what cannot be shown yet held back."""
 
 import codecs
-import dataclasses
 from collections.abc import Sequence
 
-
-def first_stop(text: bytes, stops: Sequence[bytes], since: int = 0) -> int | None:
-    """Where the earliest stop string begins in `text`, if one is there; `since` bytes are known to hold none."""
-    longest = max((len(stop) for stop in stops), default=0)
-    found = [at for stop in stops if (at := text.find(stop, max(0, since - longest + 1))) >= 0]
-    return min(found, default=None)
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}".encode()
 
 
-@dataclasses.dataclass
+def first_stop(text: bytes, stops: Sequence[bytes]) -> int | None:
+    """Where the earliest stop string begins in `text`, if one is there."""
+    return min((at for stop in stops if (at := text.find(stop)) >= 0), default=None)
+
+
+def held_back(text: bytes, stops: Sequence[bytes]) -> int:
+    """How many of the last bytes may be the beginning of a stop string, of which there is none whole in `text`."""
+    begun = [size for stop in stops for size in range(1, len(stop)) if text.endswith(stop[:size])]
+    return max(begun, default=0)
+
+
 class Printer:
-    """Turns bytes that come in pieces into text without ever cutting a character."""
+    """Turns an answer that grows into text that can be shown: no part of a stop string, no part of a character."""
 
-    _decoder: codecs.IncrementalDecoder = dataclasses.field(
-        default_factory=lambda: codecs.getincrementaldecoder("utf-8")(errors="replace")
-    )
+    def __init__(self, stops: Sequence[bytes] = ()):
+        self._stops, self._shown = stops, 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
-    def add(self, piece: bytes) -> str:
-        """The text that is whole now."""
-        return self._decoder.decode(piece)
+    def show(self, text: bytes, *, final: bool) -> str:
+        """What is new of the answer `text` so far, which ends before a stop string where it holds one.
 
-    def end(self) -> str:
-        """What is left, with a replacement character for a cut one."""
-        return self._decoder.decode(b"", final=True)
+        `final` says that nothing follows: then all of it is shown, a replacement character for a cut one.
+        """
+        end = len(text)
+        if not final:
+            end -= held_back(text, self._stops)
+            # Some tokenizers give one for each byte of a character that is not whole yet.
+            while text.endswith(REPLACEMENT, self._shown, end):
+                end -= len(REPLACEMENT)
+        new = self._decoder.decode(text[self._shown : end], final)
+        self._shown = max(self._shown, end)
+        return new
