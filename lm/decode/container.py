@@ -13,7 +13,6 @@ import dataclasses
 import json
 import struct
 import zlib
-from typing import Any
 
 import numpy as np
 
