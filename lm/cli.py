@@ -288,6 +288,39 @@ def _generate(parser: argparse.ArgumentParser) -> Runner:
     return run
 
 
+def _compress(parser: argparse.ArgumentParser) -> Runner:
+    """Compresses a file with a run's newest checkpoint and an arithmetic coder, without loss."""
+    parser.add_argument("file", type=Path, metavar="FILE", help="any file")
+    parser.add_argument("--checkpoint", required=True, type=Path, metavar="RUN", help="a run folder")
+    parser.add_argument("--out", type=Path, metavar="F", help="file to write (default FILE.lmz)")
+    parser.add_argument("--blocks", type=int, metavar="B", help="coded side by side (default: by length, 64 at most)")
+    parser.add_argument("--overlap", type=int, metavar="T", help="tokens read again where the context is full (half)")
+    parser.add_argument("--compare", action="store_true", help="a table with gzip, bzip2, xz and zstd at their best")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+    def run(args: argparse.Namespace) -> None:
+        from lm.decode import compress_command
+
+        compress_command.compress(args)
+
+    return run
+
+
+def _decompress(parser: argparse.ArgumentParser) -> Runner:
+    """Decompresses a file of `lm compress` with the same checkpoint on the same kind of machine."""
+    parser.add_argument("file", type=Path, metavar="FILE", help="a file that `lm compress` wrote")
+    parser.add_argument("--checkpoint", required=True, type=Path, metavar="RUN", help="a run folder")
+    parser.add_argument("--out", type=Path, metavar="F", help="file to write (default: FILE without .lmz)")
+    parser.add_argument("--force", action="store_true", help="try although model, tokenizer or machine differ")
+
+    def run(args: argparse.Namespace) -> None:
+        from lm.decode import compress_command
+
+        compress_command.decompress(args)
+
+    return run
+
+
 def _bench(parser: argparse.ArgumentParser) -> Runner:
     """Measures ours, peers and limits in turn in one run, and says how far apart they are."""
     parser.add_argument("what", choices=("train", "data", "fit"), help="training steps, batches, or fitting a law")
@@ -314,6 +347,8 @@ COMMANDS: dict[str, tuple[Callable[[argparse.ArgumentParser], Runner], str]] = {
     "count": (_count, "lm count --config configs/llama.py:8b --json"),
     "eval": (_eval, "lm eval --checkpoint runs/tiny --text book.txt --stride 64 --per-token tokens.jsonl"),
     "generate": (_generate, "lm generate --checkpoint runs/tiny --prompt 'Once upon' --temperature 0.8 --top-p 0.95"),
+    "compress": (_compress, "lm compress book.txt --checkpoint runs/tiny --compare"),
+    "decompress": (_decompress, "lm decompress book.txt.lmz --checkpoint runs/tiny --out book.again.txt"),
     "bench": (_bench, "lm bench train --json train.json"),
 }
 

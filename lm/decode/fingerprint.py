@@ -32,7 +32,7 @@ def platform_facts() -> dict[str, str]:
         **{name: facts[name] for name in names},
         "backend": jax.default_backend(),
         "instructions": _instructions(),
-        "matmul_precision": str(jax.config.read("jax_default_matmul_precision")),
+        "matmul_precision": str(jax.config.jax_default_matmul_precision),  # type: ignore[attr-defined]
         "nproc": os.environ.get("NPROC", ""),
     }
 
