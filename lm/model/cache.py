@@ -64,12 +64,15 @@ def empty_cache(
     slots = slots if config.window is None else min(slots, config.window + spare)
     shape = (config.n_layer, batch, config.kv_heads, slots, config.head_width)
     stored = jnp.int8 if dtype is CacheDtype.INT8 else config.dtype.value
-    scale = jnp.zeros(shape[:-1], jnp.float32) if dtype is CacheDtype.INT8 else None
+
+    def scale() -> jax.Array | None:  # each its own: a cache is written over, and an array can be only once
+        return jnp.zeros(shape[:-1], jnp.float32) if dtype is CacheDtype.INT8 else None
+
     return Cache(
         jnp.zeros(shape, stored),
         jnp.zeros(shape, stored),
-        scale,
-        scale,
+        scale(),
+        scale(),
         jnp.full((batch, slots), EMPTY, jnp.int32),
         jnp.zeros(batch, jnp.int32),
         jnp.zeros((), jnp.int32),
