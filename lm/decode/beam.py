@@ -7,6 +7,7 @@ log-probabilities are negative, a larger one is kinder to long answers, a negati
 
 import dataclasses
 import enum
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lm.base.errors import UsageError
+from lm.base.errors import RunError, UsageError
 from lm.decode.generate import Completion, Decoder, Prefilled, Prompt, Request, bucket, repeated
 from lm.decode.loop import Finish, Limits, out_of_tokens
 from lm.decode.strategy import GREEDY
@@ -30,11 +31,6 @@ class LengthForm(enum.StrEnum):
     POWER = "power"
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["length_alpha"],
-    meta_fields=["width", "best", "form", "early_stop"],
-)
 @dataclasses.dataclass(frozen=True)
 class Beams:
     """How many prefixes of an answer are followed, how many answers are given, and how length is weighed.
@@ -43,7 +39,7 @@ class Beams:
     no answer.
 
     Raises:
-      UsageError: no beam, or more answers than beams.
+      UsageError: no beam, more answers than beams, or an alpha that is no number.
     """
 
     width: int = 4
@@ -58,11 +54,13 @@ class Beams:
         if not 1 <= self.best <= self.width:
             what = f"the best {self.best} of {self.width} beams were asked for"
             raise UsageError(what, where="best", do="Ask for 1 to as many as there are beams.")
+        if not math.isfinite(self.length_alpha):
+            raise UsageError(f"{self.length_alpha} is not a finite number", where="length_alpha")
 
-    def penalty(self, length: jax.Array) -> jax.Array:
+    def penalty(self, length: np.ndarray) -> np.ndarray:
         """What the log-probability of an answer of `length` tokens (at least 1) is divided by."""
-        length = length.astype(jnp.float32)
-        return ((5.0 + length) / 6.0 if self.form is LengthForm.GNMT else length) ** self.length_alpha
+        base = (5.0 + length) / 6.0 if self.form is LengthForm.GNMT else 1.0 * length
+        return base**self.length_alpha
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +96,14 @@ class Search(NamedTuple):
     done_B: jax.Array
 
 
+class Rules(NamedTuple):
+    """When paths end and what they are worth; `penalty_N` is that of 0 (of 1, since there is none), 1, 2 ... tokens."""
+
+    limits: Limits
+    penalty_N: jax.Array
+    early_stop: jax.Array
+
+
 def beam_search(
     decoder: Decoder, prompts: Sequence[Prompt], request: Request, beams: Beams = Beams()
 ) -> list[list[Ranked]]:
@@ -116,6 +122,7 @@ def beam_search(
     Raises:
       UsageError: as `Decoder.prefill`; or a request for what a search has not: steps of a strategy, stop strings,
         samples.
+      RunError: logits that are not numbers.
     """
     for name, wanted in (
         ("steps", request.steps != GREEDY),
@@ -126,16 +133,22 @@ def beam_search(
             raise UsageError("beam search takes the likeliest answers as they are", where=name, do="Leave it out.")
     ids = decoder.encode(prompts)
     read = decoder.prefill(ids, request)
-    limits = read.limits._replace(end_E=jnp.unique(read.limits.end_E))
+    room = bucket(request.max_tokens)
+    rules = Rules(
+        read.limits._replace(end_E=jnp.unique(read.limits.end_E)),
+        jnp.asarray(beams.penalty(np.maximum(np.arange(room + 2), 1)), jnp.float32),
+        jnp.asarray(beams.early_stop),
+    )
     read = repeated(read, np.repeat(np.arange(len(ids)), beams.width))
-    search = _begin(read, limits, beams, room=bucket(request.max_tokens))
-    search = _advance(decoder.model, decoder.params, search, limits, beams)
+    search = _begin(read, rules, room=room, width=beams.width, best=beams.best)
+    search = _advance(decoder.model, decoder.params, search, rules)
     return _answers(decoder, search)
 
 
-@partial(jax.jit, static_argnames=("room",))
-def _begin(read: Prefilled, limits: Limits, beams: Beams, *, room: int) -> Search:
-    B, W, K = len(limits.tokens_B), beams.width, beams.best
+@partial(jax.jit, static_argnames=("room", "width", "best"))
+def _begin(read: Prefilled, rules: Rules, *, room: int, width: int, best: int) -> Search:
+    limits = rules.limits
+    B, W, K = len(limits.tokens_B), width, best
 
     def empty(paths: int) -> Paths:
         return Paths(jnp.zeros((B, paths, room), jnp.int32), jnp.zeros((B, paths, room), jnp.float32))
@@ -153,11 +166,11 @@ def _begin(read: Prefilled, limits: Limits, beams: Beams, *, room: int) -> Searc
         finish_BK=jnp.broadcast_to(out_of_tokens(limits)[:, None], (B, K)),
         done_B=limits.tokens_B <= 0,
     )
-    return _choose(search, read.logits_BV, limits, beams)
+    return _choose(search, read.logits_BV, rules)
 
 
 @partial(jax.jit, static_argnames=("model",), donate_argnames=("search",))
-def _advance(model: Transformer, params: Any, search: Search, limits: Limits, beams: Beams) -> Search:
+def _advance(model: Transformer, params: Any, search: Search, rules: Rules) -> Search:
     def one_token(search: Search) -> Search:
         B, W = search.total_BW.shape
         last_BW1 = jax.lax.dynamic_slice_in_dim(search.live.token_BNG, search.step - 1, 1, axis=2)
@@ -165,13 +178,14 @@ def _advance(model: Transformer, params: Any, search: Search, limits: Limits, be
         logits_NTV, cache = model.apply(
             {"params": params}, last_BW1.reshape(B * W, 1), running_N, search.cache, method=Transformer.extend
         )
-        return _choose(search._replace(cache=cache), logits_NTV[:, 0], limits, beams)
+        return _choose(search._replace(cache=cache), logits_NTV[:, 0], rules)
 
     return jax.lax.while_loop(lambda search: ~jnp.all(search.done_B), one_token, search)
 
 
-def _choose(search: Search, logits_NV: jax.Array, limits: Limits, beams: Beams) -> Search:
+def _choose(search: Search, logits_NV: jax.Array, rules: Rules) -> Search:
     """Every live path one token longer: the best that end are kept, the best that do not go on."""
+    limits, penalty_N = rules.limits, rules.penalty_N
     (B, W), K = search.total_BW.shape, search.score_BK.shape[1]
     V, E = logits_NV.shape[1], len(limits.end_E)
     log_prob_BWV = jax.nn.log_softmax(logits_NV.reshape(B, W, V), axis=-1)
@@ -197,7 +211,7 @@ def _choose(search: Search, logits_NV: jax.Array, limits: Limits, beams: Beams) 
 
     first_BW = jnp.broadcast_to(jnp.arange(W)[None], (B, W))
     ends_BW = (end_BC[:, :W] | out_B[:, None]) & ~search.done_B[:, None]
-    score_BW = jnp.where(ends_BW, total_BC[:, :W] / beams.penalty(step), -jnp.inf)
+    score_BW = jnp.where(ends_BW, total_BC[:, :W] / penalty_N[step], -jnp.inf)
     reason_BW = jnp.where(end_BC[:, :W], Finish.END, out_of_tokens(limits)[:, None])
     score_BK, best_BK = jax.lax.top_k(jnp.concatenate([search.score_BK, score_BW], axis=1), K)
 
@@ -208,8 +222,8 @@ def _choose(search: Search, logits_NV: jax.Array, limits: Limits, beams: Beams) 
     total_BW, live_BW = jax.lax.top_k(jnp.where(end_BC, -jnp.inf, total_BC), W)
     row_B1 = jnp.arange(B)[:, None] * W
     # No answer of a live path scores above this: see `beam_search`.
-    bound_B = total_BW[:, 0] / jnp.maximum(beams.penalty(step + 1), beams.penalty(limits.tokens_B))
-    settled_B = score_BK[:, -1] >= bound_B if beams.early_stop else jnp.zeros(B, bool)
+    bound_B = total_BW[:, 0] / jnp.maximum(penalty_N[step + 1], penalty_N[limits.tokens_B])
+    settled_B = rules.early_stop & (score_BK[:, -1] >= bound_B)
     return Search(
         cache=take_rows(search.cache, (row_B1 + jnp.take_along_axis(parent_BC, live_BW, axis=1)).reshape(B * W)),
         step=step,
@@ -224,6 +238,9 @@ def _choose(search: Search, logits_NV: jax.Array, limits: Limits, beams: Beams) 
 
 
 def _answers(decoder: Decoder, search: Search) -> list[list[Ranked]]:
+    if bool(jnp.any(jnp.isnan(search.total_BW)) | jnp.any(jnp.isnan(search.score_BK))):
+        what = "the logits of a beam are not numbers"
+        raise RunError(what, do="The parameters are not usable: take an earlier checkpoint.")
     arrays = (search.kept.token_BNG, search.kept.log_prob_BNG, search.length_BK, search.finish_BK, search.score_BK)
     return [
         [

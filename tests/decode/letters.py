@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -14,6 +13,8 @@ from lm.decode.generate import Decoder
 from lm.model.config import ModelConfig
 from lm.model.score import token_log_probs
 from tests.model import variants
+
+ROWS = 64  # of a forward pass
 
 
 class Letters(Tokenizer):
@@ -42,11 +43,12 @@ def decoder(shape: ModelConfig, std: float = 0.3) -> Decoder:
 def log_probs(shape: ModelConfig, prompt: np.ndarray, answers: np.ndarray, std: float = 0.3) -> np.ndarray:
     """Nats of each token of the answers [N, G] after the prompt, by whole forward passes without a cache."""
     tokens_NT = np.concatenate([np.broadcast_to(prompt, (len(answers), len(prompt))), answers], axis=1)
-    width = 2 ** math.ceil(math.log2(tokens_NT.shape[1]))  # causal: what follows changes nothing
-    padded_NT = jnp.asarray(np.pad(tokens_NT, ((0, 0), (0, width - tokens_NT.shape[1]))), jnp.int32)
+    # One shape for all that is small: what follows changes nothing (causal), nor do further rows.
+    more = max(ROWS - len(answers), 0), shape.context_length - tokens_NT.shape[1]
+    padded_NT = jnp.asarray(np.pad(tokens_NT, ((0, more[0]), (0, more[1]))), jnp.int32)
     logits_NTV = variants.logits(shape, variants.parameters(shape, std), padded_NT)
     scores_NT = token_log_probs(logits_NTV[:, :-1], padded_NT[:, 1:])
-    return np.asarray(scores_NT)[:, len(prompt) - 1 : tokens_NT.shape[1] - 1]
+    return np.asarray(scores_NT)[: len(answers), len(prompt) - 1 : tokens_NT.shape[1] - 1]
 
 
 @functools.cache

@@ -1,16 +1,21 @@
 import itertools
+import re
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lm.base.errors import UsageError
-from lm.decode.beam import Beams, LengthForm, _choose, beam_search
-from lm.decode.generate import Full, Request, generate
+from lm.base.errors import RunError, UsageError
+from lm.decode import beam
+from lm.decode.beam import Beams, LengthForm, Rules, beam_search
+from lm.decode.generate import Decoder, Full, Request, generate
 from lm.decode.loop import Finish
 from lm.decode.strategy import Temperature
 from lm.model.config import CacheDtype
 from tests.decode import letters
+from tests.model import variants
 
 V, G = 4, 5
 SMALL = letters.config(V)
@@ -97,16 +102,91 @@ def test_one_beam_is_greedy():
         assert (found.completion.finish, found.completion.text) == (expected.finish, expected.text)
 
 
-@pytest.mark.parametrize("alpha", [-0.5, 0.0, 1.0, 2.0])
-@pytest.mark.parametrize("form", LengthForm)
-def test_early_stop_changes_no_answer(form: LengthForm, alpha: float):
+def answers(decoder: Decoder, prompts: list[np.ndarray], beams: Beams) -> list[list[tuple[list[int], float]]]:
+    found = beam_search(decoder, prompts, Request(max_tokens=12), beams)
+    return [[(answer.completion.tokens.tolist(), answer.score) for answer in row] for row in found]
+
+
+def test_early_stop_changes_no_answer():
     decoder = letters.decoder(letters.config(11))
     prompts = [np.array([10, first]) for first in range(8)]
-    early, late = (
-        beam_search(decoder, prompts, Request(max_tokens=12), Beams(3, 2, alpha, form, early_stop=stop))
-        for stop in (True, False)
-    )
-    for one, other in zip(early, late, strict=True):
-        assert [(a.completion.tokens.tolist(), a.score) for a in one] == [
-            (a.completion.tokens.tolist(), a.score) for a in other
-        ]
+    for form, alpha, best in itertools.product(LengthForm, (-1.0, 0.0, 0.5, 1.0, 3.0), (1, 3)):
+        early, late = (answers(decoder, prompts, Beams(3, best, alpha, form, early_stop=on)) for on in (True, False))
+        assert early == late
+
+
+def test_early_stop_stops_early(monkeypatch: pytest.MonkeyPatch):
+    # The decoder's rows end long before the limit: what was searched says when the loop ended.
+    searches = []
+    monkeypatch.setattr(beam, "_answers", lambda decoder, search: searches.append(search))
+    decoder = letters.decoder(letters.config(11))
+    for early_stop in (True, False):
+        beam_search(decoder, [np.array([10, 1])], Request(12, end_ids=(3, 7)), Beams(3, 1, early_stop=early_stop))
+    early, late = (int(search.step) for search in searches)
+    assert early < late == 12
+
+
+def test_a_better_answer_of_the_same_length_as_the_limit_waits_for_its_bound():
+    # The bound with the wrong length, as if the next token were the last, stops too soon for a large alpha.
+    decoder = letters.decoder(letters.config(11))
+    prompts = [np.array([10, first]) for first in range(8)]
+    lengths = {len(row[0][0]) for row in answers(decoder, prompts, Beams(3, 1, 3.0, LengthForm.POWER))}
+    assert max(lengths) == 12
+
+
+@pytest.mark.parametrize("cache_dtype", CacheDtype)
+def test_int8_scales_go_with_their_beams(cache_dtype: CacheDtype):
+    shape = letters.config(11)
+    decoder = Decoder(shape, variants.parameters(shape), letters.Letters(11), cache_dtype=cache_dtype)
+    [found] = beam_search(decoder, [np.array([10, 4, 7])], Request(8), Beams(4, best=4))
+    for answer in found:
+        nats = letters.log_probs(shape, np.array([10, 4, 7]), answer.completion.tokens[None])[0]
+        # int8 keys and values shift logits of this model by some hundredths; keys of another beam by whole units.
+        np.testing.assert_allclose(answer.completion.log_probs, nats, atol=0.2)
+
+
+def test_the_context_is_a_limit():
+    decoder = letters.decoder(letters.config(11))
+    prompt = np.resize(np.array([10, 4, 7]), 29)
+    with pytest.raises(UsageError, match="Ask for at most 4"):
+        beam_search(decoder, [prompt], Request(8), Beams(2))
+    [[cut]] = beam_search(decoder, [prompt], Request(8, end_ids=(), full=Full.STOP), Beams(2))
+    assert (len(cut.completion.tokens), cut.completion.finish) == (4, Finish.CONTEXT)
+    [[none]] = beam_search(decoder, [np.resize(prompt, 33)], Request(8, full=Full.STOP), Beams(2))
+    assert (len(none.completion.tokens), none.completion.finish, none.score) == (0, Finish.CONTEXT, 0.0)
+
+
+def test_the_vocabulary_is_never_sorted():
+    decoder = letters.decoder(letters.config(11))
+    read = decoder.prefill([np.array([10, 4])], Request(4))
+    rules = Rules(read.limits, jnp.ones(18), jnp.asarray(True))
+    text = str(jax.make_jaxpr(lambda read: beam._begin(read, rules, room=16, width=1, best=1))(read))
+    assert "top_k" in text
+    assert not re.search(r"\bsort\[", text)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"width": 0}, "beams: 0 beams"),
+        ({"width": 2, "best": 3}, "best: the best 3 of 2"),
+        ({"width": 2, "best": 0}, "best: the best 0 of 2"),
+        ({"length_alpha": float("nan")}, "length_alpha: nan"),
+    ],
+)
+def test_wrong_numbers_are_refused(wrong: dict[str, Any], message: str):
+    with pytest.raises(UsageError, match=message):
+        Beams(**wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"steps": (Temperature(0.7),)}, {"stops": (b"a",)}, {"samples": 2}], ids=str)
+def test_what_a_search_has_not_is_refused(wrong: dict[str, Any]):
+    with pytest.raises(UsageError, match=f"{next(iter(wrong))}: beam search"):
+        beam_search(letters.decoder(letters.config(11)), [PROMPT], Request(4, **wrong))
+
+
+def test_logits_that_are_not_numbers_are_an_error():
+    shape = letters.config(11)
+    params = {**variants.parameters(shape), "embedding": jnp.full((11, 16), jnp.nan)}
+    with pytest.raises(RunError, match="not numbers"):
+        beam_search(Decoder(shape, params, letters.Letters(11)), [PROMPT], Request(4))
