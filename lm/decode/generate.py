@@ -12,6 +12,7 @@ import numpy as np
 from lm.base.errors import RunError, UsageError
 from lm.data.tokenizer import Tokenizer
 from lm.decode import loop, strategy
+from lm.decode.constrain import Automaton, Constraint
 from lm.decode.loop import Finish, Limits, State
 from lm.decode.strategy import GREEDY, Strategy
 from lm.decode.text import first_stop
@@ -53,10 +54,11 @@ class Request:
     """What is asked for: how many tokens, how they are chosen, and what else ends an answer.
 
     `end_ids` None: the tokenizer's end of text. `stops` are byte strings. `samples` answers are given to each prompt,
-    one after the other, each with a key of its own; the prompt is read once.
+    one after the other, each with a key of its own; the prompt is read once. With a `constraint` every answer matches
+    it whole, cut off or not: near the limit only what can still be completed is allowed.
 
     Raises:
-      UsageError: a seed outside [0, 2^32), an empty stop string, or a negative end id.
+      UsageError: a seed outside [0, 2^32), an empty stop string, a negative end id, or a constraint with stop strings.
     """
 
     max_tokens: int = 128
@@ -66,12 +68,15 @@ class Request:
     stops: tuple[bytes, ...] = ()
     full: Full = Full.ERROR
     samples: int = 1
+    constraint: Constraint | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**32:
             raise UsageError(f"seed is {self.seed}; it lies in 0 to 2**32 - 1", where="seed")
         if b"" in self.stops:
             raise UsageError("a stop string is empty: it would end every answer", where="stops")
+        if self.constraint and self.stops:
+            raise UsageError("a stop string would cut an answer that is held to a constraint", where="stops")
         if min(self.end_ids or (0,)) < 0:
             raise UsageError(f"there is no token {min(self.end_ids or ())}", where="end_ids")
 
@@ -247,12 +252,14 @@ class Decoder:
             what = f"there is no token {max(request.end_ids or ())}: the vocabulary has {self.config.vocab_size}"
             raise UsageError(what, where="end_ids")
         allowed_B = self._allowed(used_B, request)
-        logits_BV, cache = self._read(prompts, cache, fresh)
         end_ids = (self.tokenizer.eos_id,) if request.end_ids is None else request.end_ids
+        automaton = self._automaton(request.constraint, end_ids, allowed_B)
+        logits_BV, cache = self._read(prompts, cache, fresh)
         limits = Limits(
             jnp.asarray([*end_ids] or [-1], jnp.int32),
             jnp.asarray(allowed_B, jnp.int32),
             jnp.asarray(allowed_B < request.max_tokens),
+            automaton,
         )
         return Prefilled(logits_BV, cache, limits)
 
@@ -264,6 +271,23 @@ class Decoder:
         room = bucket(request.max_tokens)
         state = loop.begin(read.logits_BV, read.cache, request.steps, read.limits, key_B, counts_BV, room=room)
         return Session(state, read.limits, request, tuple(prompts))
+
+    def _automaton(
+        self, constraint: Constraint | None, end_ids: tuple[int, ...], allowed_B: np.ndarray
+    ) -> Automaton | None:
+        if constraint is None:
+            return None
+        spelled = [end for end in end_ids if end < self.tokenizer.vocab_size and self.tokenizer.token_bytes[end]]
+        if spelled:
+            raise UsageError(f"the end token {spelled[0]} is text, which the constraint is about", where="end_ids")
+        automaton = constraint.over(self.tokenizer, self.config.vocab_size)
+        if automaton.shortest > allowed_B.min():
+            raise UsageError(
+                f"the shortest answer under the constraint has {automaton.shortest} tokens and "
+                f"{allowed_B.min()} are allowed",
+                where="max_tokens",
+            )
+        return automaton
 
     def _lost(self, cache: Cache, kept_B: np.ndarray) -> bool:
         """Whether a token that row's next one sees is no longer in the cache."""

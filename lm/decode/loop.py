@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lm.decode import choose, strategy
+from lm.decode import choose, constrain, strategy
+from lm.decode.automaton import START
+from lm.decode.constrain import Automaton
 from lm.decode.strategy import Strategy
 from lm.model.cache import Cache
 from lm.model.score import token_log_probs
@@ -27,10 +29,11 @@ class Finish(enum.IntEnum):
 class State(NamedTuple):
     """Everything about a decoding under way; a pytree.
 
-    `step` (int32) tokens of the answers are chosen, `taken_B` of each row's own before it ended; they stand in `token_BG`, with log-probabilities in nats under the
-    model (`raw_BG`) and under the strategy (`processed_BG`). `last_B` is the newest token, which the cache has not seen
-    yet. `finish_B` holds `Finish` values, and once set they stay. `key_B` is a random key a row: a row's sample does not
-    depend on its neighbours. `counts_BV` is kept where the strategy needs it.
+    `step` (int32) tokens of the answers are chosen, `taken_B` of each row's own before it ended; they stand in
+    `token_BG`, with log-probabilities in nats under the model alone (`raw_BG`) and under constraint and strategy
+    (`processed_BG`). `last_B` is the newest token, which the cache has not seen yet. `finish_B` holds `Finish` values,
+    and once set they stay. `key_B` is a random key a row: a row's sample does not depend on its neighbours. `counts_BV`
+    is kept where the strategy needs it, `automaton_B` (int32 states) where answers are constrained.
     """
 
     cache: Cache
@@ -43,17 +46,20 @@ class State(NamedTuple):
     finish_B: jax.Array
     key_B: jax.Array
     counts_BV: jax.Array | None
+    automaton_B: jax.Array | None = None
 
 
 class Limits(NamedTuple):
     """When rows end: `end_E` (int32, -1: none) are the end tokens, `tokens_B` how many tokens each may have at most.
 
-    `full_B` marks rows whose limit is the room that is left and not what was asked for.
+    `full_B` marks rows whose limit is the room that is left and not what was asked for. With an `automaton`, a row also
+    ends (END) where nothing can follow.
     """
 
     end_E: jax.Array
     tokens_B: jax.Array
     full_B: jax.Array
+    automaton: Automaton | None = None
 
 
 @partial(jax.jit, static_argnames=("model", "fresh"), donate_argnames=("cache",))
@@ -91,14 +97,13 @@ def begin(
         finish_B=jnp.where(limits.tokens_B > 0, Finish.RUNNING, out_of_tokens(limits)),
         key_B=key_B,
         counts_BV=counts_BV,
+        automaton_B=None if limits.automaton is None else jnp.full(B, START, jnp.int32),
     )
     return _take(state, logits_BV, steps, limits)
 
 
 @partial(jax.jit, static_argnames=("model",), donate_argnames=("state",))
-def advance(
-    model: Transformer, params: Any, state: State, steps: Strategy, limits: Limits, until: jax.Array
-) -> State:
+def advance(model: Transformer, params: Any, state: State, steps: Strategy, limits: Limits, until: jax.Array) -> State:
     """Goes on until `until` tokens of the answer are chosen or every row has ended."""
 
     def unfinished(state: State) -> jax.Array:
@@ -116,7 +121,12 @@ def advance(
 
 def _take(state: State, logits_BV: jax.Array, steps: Strategy, limits: Limits) -> State:
     """Chooses a token in every row that is still running."""
-    processed_BV = strategy.apply(steps, logits_BV, state.counts_BV)
+    automaton, automaton_B = limits.automaton, state.automaton_B
+    allowed_BV = logits_BV
+    if automaton is not None and automaton_B is not None:
+        left_B = limits.tokens_B - state.step
+        allowed_BV = constrain.mask(automaton, automaton_B, logits_BV, limits.end_E, left_B)
+    processed_BV = strategy.apply(steps, allowed_BV, state.counts_BV)
     key_B = jax.vmap(jax.random.fold_in, in_axes=(0, None))(state.key_B, state.step)
     # One place alone is left where the strategy is greedy: the draw would find it too, at the price of a draw.
     greedy = jnp.all(jnp.sum(processed_BV > choose.LOWEST, axis=1) == 1)
@@ -134,6 +144,9 @@ def _take(state: State, logits_BV: jax.Array, steps: Strategy, limits: Limits) -
 
     raw_B, after_B = (token_log_probs(x_BV[:, None], token_B[:, None])[:, 0] for x_BV in (logits_BV, processed_BV))
     ended_B = jnp.any(token_B[:, None] == limits.end_E[None, :], axis=1)
+    if automaton is not None and automaton_B is not None:
+        automaton_B = jnp.where(running_B, constrain.move(automaton, automaton_B, token_B), automaton_B)
+        ended_B |= automaton.last_S[automaton_B]
     out_B = state.step + 1 >= limits.tokens_B
     reason_B = jnp.where(ended_B, Finish.END, jnp.where(out_B, out_of_tokens(limits), Finish.RUNNING))
     counts_BV = state.counts_BV
@@ -148,6 +161,7 @@ def _take(state: State, logits_BV: jax.Array, steps: Strategy, limits: Limits) -
         processed_BG=record(state.processed_BG, after_B),
         finish_B=jnp.where(running_B, reason_B, state.finish_B),
         counts_BV=counts_BV,
+        automaton_B=automaton_B,
     )
 
 

@@ -82,8 +82,10 @@ def speculate(
 
     Raises:
       UsageError: as `Decoder.start`; other tokenizers or vocabularies; no token to draft; a draft whose context is too
-        short.
+        short; or a constraint, which only `generate` holds answers to.
     """
+    if request.constraint:
+        raise UsageError("speculative sampling has no constraints", where="constraint", do="Leave out the draft model.")
     if draft_tokens < 1:
         raise UsageError(f"{draft_tokens} tokens are to be drafted", where="draft_tokens", do="Draft at least 1.")
     if draft.tokenizer.fingerprint != target.tokenizer.fingerprint:
