@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from lm.base.errors import UsageError
+from lm.decode.constrain import Constraint
 from lm.decode.generate import Completion, Decoder, Full, Prompt, Request, Session, stream
 from lm.decode.settings import DEFAULT_ORDER, Settings
 from lm.model.config import CacheDtype
@@ -32,6 +33,7 @@ def generate(
     n: int = 1,
     stop: Sequence[str] = (),
     end_ids: Sequence[int] | None = None,
+    constraint: Constraint | None = None,
     full: Full = Full.ERROR,
     cache: CacheDtype = CacheDtype.MODEL,
     batch_size: int = BATCH,
@@ -47,6 +49,7 @@ def generate(
       max_tokens: tokens of an answer at most.
       stop: texts that end an answer, which ends before them.
       end_ids: tokens that end an answer; None: the tokenizer's end of text; (): none.
+      constraint: what every answer matches whole, e.g. `Constraint(regex)` or `Constraint.of_schema(schema)`.
       full: what happens where prompt and answer would not fit the context.
       cache: what keys and values are kept in; a `Decoder` has its own.
       batch_size: answers at once. A row's random numbers depend neither on it nor on the prompts beside.
@@ -68,6 +71,7 @@ def generate(
         stops=tuple(text.encode() for text in ([stop] if isinstance(stop, str) else stop)),
         full=full,
         samples=n,
+        constraint=constraint,
     )
     asked = [prompts] if isinstance(prompts, str | np.ndarray) else list(prompts)
     found = []

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import interegular
 import numpy as np
 from interegular.fsm import FSM, anything_else
-from scipy.sparse import coo_array
+from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, dijkstra
 
 from lm.base.errors import UsageError
@@ -115,17 +115,15 @@ def _encoding(machine: FSM, symbols: int) -> np.ndarray:
     mapping = machine.alphabet._symbol_mapping
     symbol_U = np.full(0x110000, mapping.get(anything_else, none), np.int64)
     for character, symbol in mapping.items():
-        if character is not anything_else:
+        if isinstance(character, str):
             symbol_U[ord(character)] = symbol
     symbol_U[0xD800:0xE000] = none
-    known: dict[bytes, int] = {}
+    known = {np.full(64, none, np.int64).tobytes(): none}
     root = np.full(256, none, np.int64)
     rows = [root]
 
     def node(leads: np.ndarray) -> int:
         """The entry for a node whose bytes 0x80 to 0xBF lead to `leads`."""
-        if np.all(leads == none):
-            return none
         if (key := leads.tobytes()) not in known:
             known[key] = 1 + symbols + len(rows)
             rows.append(np.pad(leads, (0x80, 0x40), constant_values=none))
@@ -155,12 +153,12 @@ def _useful(next_SK: np.ndarray, accepts_S: np.ndarray) -> np.ndarray:
     return np.array([state for state in reached if finite[state]])
 
 
-def _edges(next_SK: np.ndarray) -> coo_array:
+def _edges(next_SK: np.ndarray) -> csr_array:
     S = len(next_SK)
     pairs = np.unique(np.arange(S)[:, None] * S + next_SK)
     before, after = pairs // S, pairs % S
     alive = after != DEAD
-    return coo_array((np.ones(alive.sum(), np.int8), (before[alive], after[alive])), shape=(S, S)).tocsr()
+    return csr_array((np.ones(alive.sum(), np.int8), (before[alive], after[alive])), shape=(S, S))
 
 
 def _distances(next_SK: np.ndarray, accepts_S: np.ndarray) -> np.ndarray:
@@ -183,7 +181,7 @@ def _composed(byte_SK: np.ndarray, class_of_byte: np.ndarray, pieces: Sequence[b
     class_V = np.where(lengths == 0, 0, 1)
     for at in range(lengths.max(initial=0)):
         alive = np.flatnonzero((lengths > at) & (class_V != 0))
-        byte = class_of_byte[[pieces[token][at] for token in alive]]
+        byte = class_of_byte[[pieces[token][at] for token in alive.tolist()]]
         pairs, which = np.unique(class_V[alive] * K + byte, return_inverse=True)
         composed = np.empty(len(pairs), np.int64)
         for i, pair in enumerate(pairs):

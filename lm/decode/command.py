@@ -12,6 +12,7 @@ from lm.base.errors import UsageError
 from lm.base.files import atomic, refuse_folder
 from lm.decode.ask import batches
 from lm.decode.clock import Clock
+from lm.decode.constrain import Constraint
 from lm.decode.generate import Completion, Decoder, Full, Request, stream
 from lm.decode.settings import Settings
 from lm.decode.strategy import as_json
@@ -46,6 +47,7 @@ def generate(args: argparse.Namespace) -> None:
         stops=tuple(_bytes(text) for text in args.stop),
         full=Full(args.full),
         samples=args.n,
+        constraint=constraint_of(args),
     )
     effective = effective_settings(args.checkpoint, loaded, decoder, request)
     print(f"settings: {json.dumps(effective, allow_nan=False)}", file=sys.stderr)
@@ -83,6 +85,13 @@ def settings_of(args: argparse.Namespace) -> Settings:
     return Settings(**numbers, logit_bias=dict(_bias(text) for text in args.logit_bias), **order)
 
 
+def constraint_of(args: argparse.Namespace) -> Constraint | None:
+    """What answers are held to, from the arguments."""
+    if args.schema:
+        return Constraint.of_schema_file(args.schema)
+    return None if args.regex is None else Constraint(args.regex)
+
+
 def read_prompts(path: Path) -> list[str]:
     """The prompts of a file: the "prompt" of each line of a .jsonl, else each line; blank lines are skipped.
 
@@ -115,6 +124,7 @@ def effective_settings(run: Path, loaded: LoadedModel, decoder: Decoder, request
         "end_ids": list(request.end_ids or ()),
         "stops": [text.decode(errors="replace") for text in request.stops],
         "full": request.full,
+        "constraint": request.constraint and request.constraint.pattern,
         "cache": decoder.cache_dtype,
     }
 
