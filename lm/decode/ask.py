@@ -102,12 +102,23 @@ def batches(
     Raises:
       UsageError: no prompt, or a size below 1.
     """
+    for first, part, filled in parts(prompts, request.samples, size):
+        yield part, stream(decoder, filled, request, request.max_tokens, first=first)
+
+
+def parts(
+    prompts: Sequence[Prompt], samples: int, size: int
+) -> Iterator[tuple[int, Sequence[Prompt], Sequence[Prompt]]]:
+    """The number of the first prompt of each part, the part, and the part filled up: see `batches`.
+
+    Raises:
+      UsageError: no prompt, or a size below 1.
+    """
     if not prompts:
         raise UsageError("there is no prompt", where="prompts")
     if size < 1:
         raise UsageError(f"{size} answers at once were asked for", where="batch_size", do="Ask for at least 1.")
-    rows = min(max(1, size // max(request.samples, 1)), len(prompts))
+    rows = min(max(1, size // max(samples, 1)), len(prompts))
     for first in range(0, len(prompts), rows):
         part = prompts[first : first + rows]
-        filled = [*part, *[part[-1]] * (rows - len(part))]
-        yield part, stream(decoder, filled, request, request.max_tokens, first=first)
+        yield first, part, [*part, *[part[-1]] * (rows - len(part))]

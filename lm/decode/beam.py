@@ -18,7 +18,7 @@ import numpy as np
 
 from lm.base.errors import RunError, UsageError
 from lm.decode.generate import Completion, Decoder, Prefilled, Prompt, Request, bucket, repeated
-from lm.decode.loop import Finish, Limits, out_of_tokens
+from lm.decode.loop import Finish, Limits, extend, out_of_tokens
 from lm.decode.strategy import GREEDY
 from lm.model.cache import Cache, take_rows
 from lm.model.transformer import Transformer
@@ -120,11 +120,12 @@ def beam_search(
     it. The best answers are therefore those of a search without early stop.
 
     Raises:
-      UsageError: as `Decoder.prefill`; or a request for what a search has not: steps of a strategy, stop strings,
-        samples.
+      UsageError: as `Decoder.prefill`; or a request for what a search has not: a constraint, steps of a strategy, stop
+        strings, samples.
       RunError: logits that are not numbers.
     """
     for name, wanted in (
+        ("constraint", request.constraint),
         ("steps", request.steps != GREEDY),
         ("stops", request.stops),
         ("samples", request.samples > 1),
@@ -175,9 +176,7 @@ def _advance(model: Transformer, params: Any, search: Search, rules: Rules) -> S
         B, W = search.total_BW.shape
         last_BW1 = jax.lax.dynamic_slice_in_dim(search.live.token_BNG, search.step - 1, 1, axis=2)
         running_N = jnp.repeat(~search.done_B, W).astype(jnp.int32)
-        logits_NTV, cache = model.apply(
-            {"params": params}, last_BW1.reshape(B * W, 1), running_N, search.cache, method=Transformer.extend
-        )
+        logits_NTV, cache = extend(model, params, last_BW1.reshape(B * W, 1), running_N, search.cache)
         return _choose(search._replace(cache=cache), logits_NTV[:, 0], rules)
 
     return jax.lax.while_loop(lambda search: ~jnp.all(search.done_B), one_token, search)

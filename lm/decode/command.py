@@ -10,10 +10,11 @@ from typing import Any
 from lm.base import progress
 from lm.base.errors import UsageError
 from lm.base.files import atomic, refuse_folder
-from lm.decode.ask import batches
+from lm.decode.ask import parts
 from lm.decode.clock import Clock
 from lm.decode.constrain import Constraint
-from lm.decode.generate import Completion, Decoder, Full, Request, stream
+from lm.decode.generate import Decoder, Full, Request, stream
+from lm.decode.methods import Answer, Method, Sampling, method_of
 from lm.decode.settings import Settings
 from lm.decode.strategy import as_json
 from lm.decode.text import Printer
@@ -46,32 +47,29 @@ def generate(args: argparse.Namespace) -> None:
         end_ids=() if args.ignore_end else tuple(args.end_id) or (loaded.tokenizer.eos_id,),
         stops=tuple(_bytes(text) for text in args.stop),
         full=Full(args.full),
-        samples=args.n,
+        samples=args.n if args.best_of is None else args.best_of,
         constraint=constraint_of(args),
     )
-    effective = effective_settings(args.checkpoint, loaded, decoder, request)
+    method = method_of(args, settings, decoder, request)
+    effective = {**effective_settings(args.checkpoint, loaded, decoder, request), **method.settings()}
     print(f"settings: {json.dumps(effective, allow_nan=False)}", file=sys.stderr)
-    clock = Clock()
+    found = samples(method, prompts, request, args.batch_size)
     if args.out:
         with atomic(args.out) as file:
             file.write(json.dumps({"settings": {**effective, "versions": environment()}}) + "\n")
-            for sample in samples(decoder, prompts, request, args.batch_size, clock):
+            for sample in found:
                 file.write(json.dumps(sample, allow_nan=False) + "\n")
     elif args.json:
-        for sample in samples(decoder, prompts, request, args.batch_size, clock):
+        for sample in found:
             _show(json.dumps(sample, allow_nan=False) + "\n")
-    elif len(prompts) * request.samples == 1:
-        _show_as_it_comes(decoder, prompts[0], request, clock)
+    elif isinstance(method, Sampling) and len(prompts) * request.samples == 1:
+        _show_as_it_comes(decoder, prompts[0], request, method.clock)
     else:
-        for sample in samples(decoder, prompts, request, args.batch_size, clock):
+        for sample in found:
             _show(
                 f"== prompt {sample['prompt_index']}, sample {sample['sample']}: {sample['finish']}\n{sample['text']}\n"
             )
-    print(
-        f"{clock.tokens_per_second:,.1f} tokens/s over {clock.tokens} tokens after the first ones; "
-        f"prefill {clock.prefill:.3f} s, compiling {clock.compile:.2f} s",
-        file=sys.stderr,
-    )
+    print(method.report(), file=sys.stderr)
 
 
 def settings_of(args: argparse.Namespace) -> Settings:
@@ -129,34 +127,26 @@ def effective_settings(run: Path, loaded: LoadedModel, decoder: Decoder, request
     }
 
 
-def samples(
-    decoder: Decoder, prompts: list[str], request: Request, batch_size: int, clock: Clock
-) -> Iterator[dict[str, Any]]:
+def samples(method: Method, prompts: list[str], request: Request, batch_size: int) -> Iterator[dict[str, Any]]:
     """One answer after the other, as it is saved."""
-    with progress.bar("generate", len(prompts) * request.samples) as bar:
-        done = 0
-        for part, sessions in batches(decoder, prompts, request, batch_size):
-            *_, session = clock.follow(sessions)
-            answers = decoder.completions(session)[: len(part) * request.samples]
-            for number, answer in enumerate(answers, done):
-                prompt_index, sample = divmod(number, request.samples)
-                yield {
-                    "prompt_index": prompt_index,
-                    "prompt": prompts[prompt_index],
-                    "sample": sample,
-                    **_as_dict(answer),
-                }
-            done += len(answers)
-            bar.update(done, f"{clock.tokens_per_second:,.0f} tokens/s")
+    with progress.bar("generate", len(prompts)) as bar:
+        for first, part, filled in parts(prompts, request.samples, batch_size):
+            # What a part is filled up with is dropped.
+            for number, (prompt, group) in enumerate(zip(part, method.answers(filled, first), strict=False), first):
+                for sample, answer in enumerate(group):
+                    yield {"prompt_index": number, "prompt": prompt, "sample": sample, **_as_dict(answer)}
+            bar.update(first + len(part), method.report())
 
 
-def _as_dict(answer: Completion) -> dict[str, Any]:
+def _as_dict(answer: Answer) -> dict[str, Any]:
+    completion = answer.completion
     return {
-        "text": answer.text.decode(errors="replace"),
-        "finish": answer.finish.name.lower(),
-        "tokens": answer.tokens.tolist(),
-        "log_probs": answer.log_probs.tolist(),
-        "strategy_log_probs": answer.strategy_log_probs.tolist(),
+        "text": completion.text.decode(errors="replace"),
+        "finish": completion.finish.name.lower(),
+        **answer.numbers,
+        "tokens": completion.tokens.tolist(),
+        "log_probs": completion.log_probs.tolist(),
+        "strategy_log_probs": completion.strategy_log_probs.tolist(),
     }
 
 

@@ -2,7 +2,7 @@
 
 import enum
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -62,14 +62,29 @@ class Limits(NamedTuple):
     automaton: Automaton | None = None
 
 
+def extend(
+    model: Transformer,
+    params: Any,
+    tokens_BT: jax.Array,
+    count_B: jax.Array,
+    cache: Cache,
+    *,
+    fresh: bool = False,
+    last: int | None = None,
+) -> tuple[jax.Array, Cache]:
+    """`Transformer.extend` with these parameters."""
+    result = model.apply(
+        {"params": params}, tokens_BT, count_B, cache, fresh=fresh, last=last, method=Transformer.extend
+    )
+    return cast(tuple[jax.Array, Cache], result)
+
+
 @partial(jax.jit, static_argnames=("model", "fresh"), donate_argnames=("cache",))
 def prefill(
     model: Transformer, params: Any, tokens_BT: jax.Array, count_B: jax.Array, cache: Cache, *, fresh: bool
 ) -> tuple[jax.Array, Cache]:
     """The logits [B, V] after the last token of each row, and the cache with all of them; rows end on the right."""
-    logits_BTV, cache = model.apply(
-        {"params": params}, tokens_BT, count_B, cache, fresh=fresh, last=1, method=Transformer.extend
-    )
+    logits_BTV, cache = extend(model, params, tokens_BT, count_B, cache, fresh=fresh, last=1)
     return logits_BTV[:, 0], cache
 
 
@@ -111,9 +126,7 @@ def advance(model: Transformer, params: Any, state: State, steps: Strategy, limi
 
     def one_token(state: State) -> State:
         running_B = (state.finish_B == Finish.RUNNING).astype(jnp.int32)
-        logits_BTV, cache = model.apply(
-            {"params": params}, state.last_B[:, None], running_B, state.cache, method=Transformer.extend
-        )
+        logits_BTV, cache = extend(model, params, state.last_B[:, None], running_B, state.cache)
         return _take(state._replace(cache=cache), logits_BTV[:, 0], steps, limits)
 
     return jax.lax.while_loop(unfinished, one_token, state)

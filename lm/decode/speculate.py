@@ -18,7 +18,7 @@ import numpy as np
 from lm.base.errors import UsageError
 from lm.decode import choose, strategy
 from lm.decode.generate import STOP_CHECK, Completion, Decoder, Full, Prompt, Request, repeated
-from lm.decode.loop import Finish, Limits, State, out_of_tokens
+from lm.decode.loop import Finish, Limits, State, extend, out_of_tokens
 from lm.decode.strategy import Strategy
 from lm.model.cache import Cache, forget
 from lm.model.score import token_log_probs
@@ -73,16 +73,24 @@ class Pair:
 
 
 def speculate(
-    target: Decoder, draft: Decoder, prompts: Sequence[Prompt], request: Request, draft_tokens: int = 4
+    target: Decoder,
+    draft: Decoder,
+    prompts: Sequence[Prompt],
+    request: Request,
+    draft_tokens: int = 4,
+    *,
+    first: int = 0,
 ) -> Speculated:
     """Answers of the target, distributed as `generate` gives them and sooner where the draft is often right.
 
     At temperature 0 they are the target's greedy answers. For other temperatures the same seed draws other tokens than
-    `generate` does, from the same distribution. A row's answer does not depend on its neighbours.
+    `generate` does, from the same distribution. A row's answer does not depend on its neighbours; `first` is as in
+    `Decoder.start`.
 
     Raises:
       UsageError: as `Decoder.start`; other tokenizers or vocabularies; no token to draft; a draft whose context is too
         short; or a constraint, which only `generate` holds answers to.
+      RunError: as `Decoder.completions`.
     """
     if request.constraint:
         raise UsageError("speculative sampling has no constraints", where="constraint", do="Leave out the draft model.")
@@ -94,7 +102,7 @@ def speculate(
         sizes = f"the draft has a vocabulary of {draft.config.vocab_size}, the target of {target.config.vocab_size}"
         raise UsageError(sizes, where="draft", do="Probabilities are compared token by token: the two must agree.")
     ids = target.encode(prompts)
-    session = target.start(ids, request, spare=draft_tokens + 1)
+    session = target.start(ids, request, spare=draft_tokens + 1, first=first)
     read = draft.prefill(ids, dataclasses.replace(request, full=Full.STOP), spare=draft_tokens + 1)
     read = repeated(read, np.repeat(np.arange(len(ids)), request.samples))
     if bool(jnp.any(read.limits.tokens_B < session.limits.tokens_B)):
@@ -138,9 +146,7 @@ def _round(pair: Pair, params: tuple[Any, Any], now: Speculation, steps: Strateg
     token_BT, q_BTV, counts_BTV, draft_cache = _draft(pair, params[1], now, steps, offset_B, key_B)
 
     length_B = state.cache.length_B
-    logits_BTV, cache = pair.target.apply(
-        {"params": params[0]}, token_BT, running_B * (k + 1 - offset_B), state.cache, method=Transformer.extend
-    )
+    logits_BTV, cache = extend(pair.target, params[0], token_BT, running_B * (k + 1 - offset_B), state.cache)
     processed_BTV = jax.vmap(partial(strategy.apply, steps), in_axes=1, out_axes=1)(logits_BTV, counts_BTV)
     uniform_BT = jax.vmap(lambda key: jax.random.uniform(key, (k,)))(_fold(key_B, k))
     testing_BT = jnp.arange(k)[None] >= offset_B[:, None]
@@ -162,9 +168,7 @@ def _round(pair: Pair, params: tuple[Any, Any], now: Speculation, steps: Strateg
     def record(kept_BG: jax.Array, value_BT: jax.Array) -> jax.Array:
         return kept_BG.at[row_B1, at_BT].set(value_BT, mode="drop")
 
-    counts_BV = state.counts_BV
-    if counts_BV is not None:
-        counts_BV = _counted(counts_BTV[row_B1[:, 0], first_B], final_B, running_B)
+    counts_BV = jax.tree.map(lambda counts_BTV: counts_BTV[row_B1[:, 0], first_B], counts_BTV)
     accepted_B = first_B - offset_B
     length_B = length_B + running_B * (1 + accepted_B)
     return Speculation(
@@ -177,7 +181,7 @@ def _round(pair: Pair, params: tuple[Any, Any], now: Speculation, steps: Strateg
             raw_BG=record(state.raw_BG, token_log_probs(logits_BTV, next_BT)),
             processed_BG=record(state.processed_BG, token_log_probs(processed_BTV, next_BT)),
             finish_B=jnp.where(running_B, reason_B, state.finish_B),
-            counts_BV=counts_BV,
+            counts_BV=_counted(counts_BV, final_B, running_B),
         ),
         draft_cache=forget(draft_cache, length_B),
         before_last_B=jnp.take_along_axis(token_BT, first_B1, axis=1)[:, 0],
@@ -214,12 +218,6 @@ def _draft(
     state = now.state
     running_B = (state.finish_B == Finish.RUNNING).astype(jnp.int32)
 
-    def extend(token_BT: jax.Array, count_B: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
-        logits_BTV, cache = pair.draft.apply(
-            {"params": params}, token_BT, count_B, cache, last=1, method=Transformer.extend
-        )
-        return logits_BTV[:, 0], cache
-
     def drawn(logits_BV: jax.Array, counts_BV: jax.Array | None, place: jax.Array) -> tuple[jax.Array, ...]:
         processed_BV = strategy.apply(steps, logits_BV, counts_BV)
         token_B = choose.draw(processed_BV, _fold(key_B, place))
@@ -228,8 +226,8 @@ def _draft(
     def one_more(carry: Any, place: jax.Array) -> Any:
         token_B, logits_BV, counts_BV, cache = carry
         drafting_B = place > offset_B
-        more_BV, cache = extend(token_B[:, None], drafting_B.astype(jnp.int32), cache)
-        logits_BV = jnp.where(drafting_B[:, None], more_BV, logits_BV)
+        more_B1V, cache = extend(pair.draft, params, token_B[:, None], drafting_B.astype(jnp.int32), cache)
+        logits_BV = jnp.where(drafting_B[:, None], more_B1V[:, 0], logits_BV)
         counts_BV = _counted(counts_BV, token_B, drafting_B)
         token_B, q_BV = drawn(logits_BV, counts_BV, place)
         return (token_B, logits_BV, counts_BV, cache), (token_B, q_BV, counts_BV)
@@ -237,7 +235,8 @@ def _draft(
     # Two tokens in one call, were it only one that is new: so that the slots of forgotten tokens are used again.
     pair_B2 = jnp.stack([now.before_last_B, state.last_B], axis=1)
     behind_B = state.cache.length_B - now.draft_cache.length_B
-    logits_BV, cache = extend(pair_B2, running_B * (1 + behind_B), now.draft_cache)
+    logits_B1V, cache = extend(pair.draft, params, pair_B2, running_B * (1 + behind_B), now.draft_cache, last=1)
+    logits_BV = logits_B1V[:, 0]
     token_B, q_BV = drawn(logits_BV, state.counts_BV, jnp.int32(0))
     (last_B, _, counts_BV, cache), rest = jax.lax.scan(
         one_more, (token_B, logits_BV, state.counts_BV, cache), jnp.arange(1, pair.tokens, dtype=jnp.int32)
@@ -246,16 +245,18 @@ def _draft(
     token_BT, q_BTV, counts_BTV = jax.tree.map(
         lambda x, more: jnp.concatenate([x[:, None], jnp.moveaxis(more, 0, 1)], axis=1), first, rest
     )
-    if counts_BTV is not None:
-        counts_BV = _counted(counts_BV, last_B, pair.tokens > offset_B)
-        counts_BTV = jnp.concatenate([counts_BTV, counts_BV[:, None]], axis=1)
+    counts_BTV = jax.tree.map(
+        lambda x, more: jnp.concatenate([x, more[:, None]], axis=1),
+        counts_BTV,
+        _counted(counts_BV, last_B, pair.tokens > offset_B),
+    )
     return jnp.concatenate([state.last_B[:, None], token_BT], axis=1), q_BTV, counts_BTV, cache
 
 
 def _counted(counts_BV: jax.Array | None, token_B: jax.Array, adding_B: jax.Array) -> jax.Array | None:
-    if counts_BV is None:
-        return None
-    return counts_BV.at[jnp.arange(len(token_B)), token_B].add(adding_B.astype(jnp.int32))
+    return jax.tree.map(
+        lambda counts: counts.at[jnp.arange(len(token_B)), token_B].add(adding_B.astype(jnp.int32)), counts_BV
+    )
 
 
 def _fold(key_B: jax.Array, number: jax.Array | int) -> jax.Array:

@@ -33,7 +33,7 @@ class Letters(Tokenizer):
 
 
 def config(vocabulary: int, **changes: Any) -> ModelConfig:
-    return variants.tiny(vocab_size=vocabulary, context_length=32, **changes)
+    return variants.tiny(**{"vocab_size": vocabulary, "context_length": 32, "n_layer": 1, **changes})
 
 
 def decoder(shape: ModelConfig, std: float = 0.3) -> Decoder:

@@ -56,7 +56,7 @@ def test_alpha_changes_the_answer_and_so_does_its_sign():
 
 @pytest.mark.parametrize("window", [None, 6])
 def test_scores_are_those_of_the_full_forward_pass_and_rows_are_those_alone(window: int | None):
-    shape = letters.config(11, window=window)
+    shape = letters.config(11, window=window, n_layer=2)
     decoder = letters.decoder(shape)
     prompts = [np.array([10, 4, 4, 7, 1]), np.array([3]), np.array([10, 2, 5, 5, 5, 5, 0, 9, 8])]
     request, beams = Request(max_tokens=7), Beams(3, best=3, length_alpha=0.7)
