@@ -277,6 +277,15 @@ def _generate(parser: argparse.ArgumentParser) -> Runner:
     held = parser.add_mutually_exclusive_group()
     held.add_argument("--regex", metavar="R", help="every answer matches R whole, even where it is cut off")
     held.add_argument("--schema", type=Path, metavar="FILE", help="every answer is JSON that this JSON schema allows")
+    parser.add_argument("--beams", type=int, metavar="K", help="beam search with K beams instead of sampling")
+    parser.add_argument("--length-alpha", type=float, metavar="A", help="log p / penalty(n): its exponent (default 0)")
+    parser.add_argument(
+        "--length-form", choices=("gnmt", "power"), help="penalty ((5+n)/6)^A (gnmt, the default) or n^A"
+    )
+    parser.add_argument("--best", type=int, metavar="N", help="answers of the beam search (default 1)")
+    parser.add_argument("--draft", type=Path, metavar="RUN", help="a smaller model that drafts: sooner, same law")
+    parser.add_argument("--draft-tokens", type=int, metavar="K", help="drafted for each pass of the model (default 4)")
+    parser.add_argument("--best-of", type=int, metavar="N", help="the best of N samples by mean log-probability")
     parser.add_argument("--full", choices=("error", "stop"), default="error", help="at the end of the context")
     parser.add_argument("--cache", choices=("model", "int8"), default="model", help="type of keys and values")
     parser.add_argument("--batch-size", type=int, default=16, metavar="B", help="answers at once (default 16)")
