@@ -65,7 +65,7 @@ def test_the_test_would_see_rare_tokens_that_are_a_fifth_too_rare():
 
 def test_the_whole_of_a_strategy_is_drawn_from():
     steps = Settings(temperature=0.7, top_k=60, top_p=0.97, min_p=1e-3).steps(V)
-    kept_V = np.asarray(apply(steps, jnp.asarray(SHAPES["normal"], jnp.float32)[None], None))[0]
+    kept_V = np.asarray(jax.jit(apply)(steps, jnp.asarray(SHAPES["normal"], jnp.float32)[None], None))[0]
     counts_V = histogram(kept_V, seed=1)
     share_V = softmax(kept_V)
     assert 5 < np.sum(share_V > 0) < 61
