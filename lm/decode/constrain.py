@@ -19,6 +19,8 @@ from lm.data.tokenizer import Tokenizer
 from lm.decode import automaton, schema
 from lm.decode.automaton import DEAD, NEVER, START
 
+SMALLEST = (512, 64)  # states and classes: small automata share one program
+
 
 class Automaton(NamedTuple):
     """An `automaton.Table` on the device; both sizes are padded to powers of two, so that few programs are compiled."""
@@ -78,10 +80,12 @@ def _over(pattern: str, tokenizer: Tokenizer, vocab_size: int) -> Automaton:
         raise UsageError("a constraint needs a byte-level vocabulary", where=tokenizer.spec)
     pieces = [tokenizer.decode([token]) for token in range(tokenizer.vocab_size)]
     table = automaton.over_tokens(pattern, pieces + [b""] * (vocab_size - tokenizer.vocab_size))
-    states, classes = ((1 << (size - 1).bit_length()) for size in table.next_SC.shape)
-    extra = states - len(table.next_SC)
+    extra, more = (
+        max(1 << (size - 1).bit_length(), smallest) - size
+        for size, smallest in zip(table.next_SC.shape, SMALLEST, strict=True)
+    )
     return Automaton(
-        jnp.asarray(np.pad(table.next_SC, ((0, extra), (0, classes - table.next_SC.shape[1])), constant_values=DEAD)),
+        jnp.asarray(np.pad(table.next_SC, ((0, extra), (0, more)), constant_values=DEAD)),
         jnp.asarray(table.class_V),
         jnp.asarray(np.pad(table.distance_S, (0, extra), constant_values=NEVER)),
         jnp.asarray(np.pad(table.last_S, (0, extra), constant_values=True)),
