@@ -89,13 +89,14 @@ def unpack(file: bytes, where: str) -> Container:
         raise UsageError(f"has version {version} of the format; this program reads version {VERSION}", where=where)
     try:
         facts = Facts(**json.loads(file[_HEAD.size : _HEAD.size + length]))
-        blocks = int(facts.blocks)
+        if not (0 <= facts.blocks <= facts.tokens and facts.overlap >= 1):
+            raise ValueError
     except (ValueError, TypeError):
         if len(file) < _HEAD.size + length:
             raise _truncated(len(file), _HEAD.size + length, where) from None
         raise _damaged_header(where) from None
     begin = _HEAD.size + length
-    end = begin + blocks * _BLOCK.size
+    end = begin + facts.blocks * _BLOCK.size
     if len(file) < end + _CHECK.size:
         raise _truncated(len(file), end + _CHECK.size, where)
     if _CHECK.unpack_from(file, end) != (zlib.crc32(file[:end]),):

@@ -22,7 +22,7 @@ from lm.decode.spelling import Speller
 from lm.run.restore import LoadedModel
 from tests.model.variants import logits, parameters, replace, tiny
 
-CONFIG = tiny(vocab_size=257)  # of bytes, with a context of 8
+CONFIG = tiny(vocab_size=257, n_layer=1)  # of bytes, with a context of 8
 BLOCKS = 3  # everywhere: one batch, few compilations
 TEXT = "The café is closed — come back tomorrow. ".encode() * 4
 RANDOM = np.random.default_rng(0).integers(0, 256, 131, np.uint8).tobytes()
@@ -105,7 +105,7 @@ def test_information_is_that_of_whole_windows(compressor):
 
 
 def test_a_larger_model_vocabulary_and_a_byte_level_bpe(bpe):
-    config = tiny(vocab_size=bpe.vocab_size + 5)
+    config = tiny(n_layer=1, vocab_size=bpe.vocab_size + 5)
     compressor = Compressor(config, parameters(config), bpe)
     data = TEXT + b"\xff\x00\xc3" + b"nothing of the sort" + b"\xe2\x82"
     file, report = compressor.compress(data, blocks=BLOCKS)
@@ -158,7 +158,7 @@ def test_another_model_tokenizer_or_machine_is_refused_before_decoding(compresso
     with pytest.raises(UsageError, match=r"model: '\w{64}' -> '\w{64}'"):
         Compressor(CONFIG, nudged(), ByteTokenizer()).decompress(packed)
     with pytest.raises(UsageError, match=r"tokenizer: '\w{64}' -> '\w{64}'"):
-        config = tiny(vocab_size=bpe.vocab_size)
+        config = tiny(n_layer=1, vocab_size=bpe.vocab_size)
         Compressor(config, parameters(config), bpe).decompress(packed)
     here = fingerprint.platform_facts()
     monkeypatch.setattr(compress, "platform_facts", lambda: here | {"threads": "96", "jaxlib": "9.9.9"})
@@ -188,6 +188,17 @@ def test_every_flipped_bit_is_found_before_decoding_and_its_block_named(compress
         place = bit - 8 * payload_at
         if 0 <= place < ends[-1]:
             assert f"damaged in block {np.searchsorted(ends, place, side='right') + 1} of 3" in str(told.value)
+
+
+def test_damage_of_any_kind_is_one_error(packed):
+    random = np.random.default_rng(0)
+    for _ in range(500):
+        damaged = np.frombuffer(packed, np.uint8).copy()
+        places = random.integers(4, len(damaged), random.integers(2, 12))
+        damaged[places] ^= random.integers(1, 256, len(places), np.uint8)
+        if damaged.tobytes() != packed:
+            with pytest.raises(LmError):
+                unpack(damaged.tobytes(), "file")
 
 
 def test_truncated_and_prolonged_files(packed):
@@ -223,7 +234,7 @@ def logits_of(kind: str, size: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", ["equal", "near", "model", "skewed"])
-@pytest.mark.parametrize("size", [1, 257, 50_257])
+@pytest.mark.parametrize("size", [1, 50_257])
 def test_frequencies_are_whole_and_cost_what_is_stated(kind, size):
     row_BV = logits_of(kind, size)
     frequency_BV = np.asarray(quantise(jnp.asarray(row_BV)), np.int64)
