@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import jax.monitoring
 import numpy as np
@@ -54,12 +53,12 @@ class Spans:
     def __init__(self) -> None:
         self._spans: list[tuple[float, float]] = []
 
-    def add(self, event: str, seconds: float, **_: Any) -> None:
+    def add(self, event: str, duration_secs: float, **_: str | int) -> None:
         """One that ends now."""
         if event.startswith(_COMPILING):
             end = time.perf_counter()
             # Programs are traced within others: an outer span ends later and takes the place of those in it.
-            self._spans = [span for span in self._spans if span[0] < end - seconds] + [(end - seconds, end)]
+            self._spans = [span for span in self._spans if span[0] < end - duration_secs] + [(end - duration_secs, end)]
 
     @property
     def total(self) -> float:

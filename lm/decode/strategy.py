@@ -38,14 +38,8 @@ class Step:
         raise NotImplementedError
 
 
-def _register(*fields: str) -> Any:
-    def register(cls: type) -> type:
-        return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True)(cls), list(fields), [])
-
-    return register
-
-
-@_register("penalty")
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class RepetitionPenalty(Step):
     """Divides positive logits of tokens that were there by `penalty`, multiplies negative ones (Keskar et al. 2019)."""
 
@@ -53,12 +47,14 @@ class RepetitionPenalty(Step):
     counts = True
 
     def __call__(self, logits_BV: jax.Array, counts_BV: jax.Array | None) -> jax.Array:
+        assert counts_BV is not None
         penalty_B1 = _column(self.penalty)
         changed_BV = jnp.where(logits_BV > 0, logits_BV / penalty_B1, logits_BV * penalty_B1)
         return jnp.where(counts_BV > 0, changed_BV, logits_BV)
 
 
-@_register("presence", "frequency")
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class PresencePenalty(Step):
     """Takes `presence` off the logits of tokens that were there, and `frequency` for each time."""
 
@@ -67,11 +63,13 @@ class PresencePenalty(Step):
     counts = True
 
     def __call__(self, logits_BV: jax.Array, counts_BV: jax.Array | None) -> jax.Array:
+        assert counts_BV is not None
         taken_BV = _column(self.presence) * (counts_BV > 0) + _column(self.frequency) * counts_BV
         return logits_BV - taken_BV
 
 
-@_register("bias_V")
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class LogitBias(Step):
     """Adds `bias_V` [V]; -inf forbids a token."""
 
@@ -99,7 +97,8 @@ class LogitBias(Step):
         return cls(jnp.asarray(bias_V))
 
 
-@_register("temperature")
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Temperature(Step):
     """Divides by `temperature`; 0 leaves the highest logit alone, the first of equal ones: greedy.
 
@@ -117,7 +116,8 @@ class Temperature(Step):
         )
 
 
-@_register("k")
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class TopK(Step):
     """Keeps exactly `k` tokens (0: all), of equal ones the first."""
 
@@ -135,7 +135,8 @@ class TopK(Step):
         return jax.lax.cond(jnp.all(k_B1 == 0), lambda: logits_BV, cut)
 
 
-@_register("p")
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class TopP(Step):
     """Keeps the likeliest tokens until their mass reaches `p`, the crossing one included (Holtzman et al. 2020).
 
@@ -164,7 +165,8 @@ class TopP(Step):
         return jax.lax.cond(jnp.all(p_B1 >= 1), lambda: logits_BV, cut)
 
 
-@_register("p")
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class MinP(Step):
     """Keeps tokens at least `p` times as likely as the likeliest (Nguyen et al. 2024, arXiv:2407.01082)."""
 
