@@ -19,6 +19,7 @@ from lm.decode.compress import Compressor
 from lm.decode.container import unpack
 from lm.decode.frequencies import find, interval, quantise
 from lm.decode.spelling import Speller
+from lm.model.config import Dtype, Positions
 from lm.run.restore import LoadedModel
 from tests.model.variants import logits, parameters, replace, tiny
 
@@ -102,6 +103,21 @@ def test_information_is_that_of_whole_windows(compressor):
     # Float32 logits of two programs; the sum has 180 terms of some 10 bits.
     assert report.model_bits == pytest.approx(expected, rel=1e-5)
     assert report.quantised_bits == pytest.approx(report.model_bits, rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [{"dtype": Dtype.BFLOAT16}, {"positions": Positions.LEARNED}, {"window": 3, "n_kv_head": 1}, {"context_length": 1}],
+    ids=str,
+)
+@pytest.mark.parametrize("overlap", [1, None])
+def test_every_kind_of_model(changes, overlap):
+    config = replace(CONFIG, **changes)
+    compressor = Compressor(config, parameters(config), ByteTokenizer())
+    file, report = compressor.compress(RANDOM, blocks=BLOCKS, overlap=overlap)
+    assert compressor.decompress(file) == RANDOM
+    assert report.payload_bits <= report.quantised_bits + 2 * BLOCKS
 
 
 def test_a_larger_model_vocabulary_and_a_byte_level_bpe(bpe):
