@@ -63,7 +63,7 @@ def _over_characters(pattern: str) -> FSM:
     try:
         machine = interegular.parse_pattern(pattern).to_fsm()
     except interegular.Unsupported as error:
-        raise UsageError(f"there is no automaton for it: {error}", where=_short(pattern)) from error
+        raise UsageError(f"a construct of it cannot be held: {error}", where=_short(pattern)) from error
     except Exception as error:
         detail = str(error).strip() or "it cannot be parsed"
         raise UsageError(f"not a regular expression: {detail}", where=_short(pattern)) from error
