@@ -335,15 +335,17 @@ def _decompress(parser: argparse.ArgumentParser) -> Runner:
 
 def _bench(parser: argparse.ArgumentParser) -> Runner:
     """Measures ours, peers and limits in turn in one run, and says how far apart they are."""
-    parser.add_argument("what", choices=("train", "data", "fit"), help="training steps, batches, or fitting a law")
+    parser.add_argument("what", choices=("train", "data", "fit", "decode"),
+                        help="training steps, batches, fitting a law, or greedy answers")  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows and the machine's facts")
     parser.add_argument("--peer-python", metavar="P", help="interpreter with PyTorch (default: .venv* here, then this)")
     parser.add_argument("--rounds", type=int, default=5, metavar="R", help="samples of each (default 5)")
+    parser.add_argument("--only", default="", metavar="SUBSTRING", help="only the cases whose name holds it")
 
     def run(args: argparse.Namespace) -> None:
         from lm.bench.command import What, bench
 
-        bench(What(args.what), args.json, args.peer_python, args.rounds)
+        bench(What(args.what), args.json, args.peer_python, args.rounds, args.only)
 
     return run
 

@@ -47,8 +47,16 @@ class Work:
     starts: int = 4500  # of Hoffmann's grid
     sample: int = 40  # starts, and resamples, that the peer does in a round
 
+    @property
+    def name(self) -> str:
+        """The size of the table and of the bootstrap."""
+        return f"{self.budgets * self.sizes} points, {self.resamples} resamples"
 
-def bench_fit(rounds: int, meter: Meter, work: Work = Work()) -> tuple[list[Row], dict[str, Any]]:
+
+WORKS = (Work(),)
+
+
+def bench_fit(rounds: int, meter: Meter, work: Work = WORKS[0]) -> tuple[list[Row], dict[str, Any]]:
     """Measures the point fit, the bootstrap, the whole answer and the imports; returns the rows and peers' facts."""
     n, d = coverage.isoflop(work.budgets, work.sizes)
     loss = coverage.Planted(PARAMETERS, n, d, NOISE).losses(np.random.default_rng(0))
