@@ -24,7 +24,11 @@ UNLIKELY = 1e-3
 IMPOSSIBLE = 1e-12
 
 
-@pytest.mark.parametrize("changes", [{}, {"window": 4}, {"positions": Positions.LEARNED}], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [{"window": 4}, *(pytest.param(more, marks=pytest.mark.slow) for more in ({}, {"positions": Positions.LEARNED}))],
+    ids=str,
+)
 def test_greedy_is_the_targets(changes: dict[str, Any]):
     target = letters.decoder(letters.config(11, n_layer=2, **changes))
     draft = letters.decoder(letters.config(11, **changes))
@@ -100,13 +104,17 @@ def drawn(steps: Strategy, ends: tuple[int, ...], count: int = 20_000) -> float:
 
 @pytest.mark.parametrize(
     ("steps", "ends"),
-    [((Temperature(1.0),), ()), ((RepetitionPenalty(1.5), Temperature(0.7), TopP(0.9)), (3,))],
+    [
+        pytest.param((Temperature(1.0),), (), marks=pytest.mark.slow),
+        ((RepetitionPenalty(1.5), Temperature(0.7), TopP(0.9)), (3,)),
+    ],
     ids=["the model itself", "penalty, temperature, nucleus, end"],
 )
 def test_answers_are_distributed_as_the_targets(steps: Strategy, ends: tuple[int, ...]):
     assert drawn(steps, ends) > UNLIKELY
 
 
+@pytest.mark.slow
 def test_the_test_fails_where_the_rule_takes_the_draft_before_the_strategy(monkeypatch: pytest.MonkeyPatch):
     def unprocessed(p_BTV: jax.Array, q_BTV: jax.Array, *more: jax.Array) -> tuple[jax.Array, jax.Array]:
         raw_BTV = q_BTV**0.5  # undoes a temperature of .5
@@ -150,7 +158,8 @@ def test_the_rule_alone_with_fixed_distributions(rule: Any, right: bool):
 def test_stop_strings_end_an_answer():
     target, draft = letters.decoder(letters.config(11)), letters.decoder(letters.config(11, d_ff=16))
     [whole] = generate(target, PROMPTS[:1], Request(max_tokens=24, end_ids=()))
-    stop = whole.text[19:21]
+    assert len(whole.text) > 2
+    stop = whole.text[-2:]  # the answer ends where it first occurs
     request = Request(max_tokens=24, end_ids=(), stops=(stop,))
     [ours], [theirs] = (
         speculate(target, draft, PROMPTS[:1], request, 3).completions,
