@@ -108,7 +108,7 @@ def count_parameters(config: ModelConfig) -> ParameterCounts:
 def flops_per_token(config: ModelConfig, convention: Flops) -> int:
     """FLOPs of training on one token of a full window, forward and backward (three times forward).
 
-    Attention in a sliding window is rounded to a whole FLOP under MATMUL; MATMUL_FULL counts what is computed, all T x T.
+    Attention in a sliding window is rounded to a whole FLOP under MATMUL; MATMUL_FULL has all T x T, as it is computed.
     """
     match convention:
         case Flops.SIX_ND:
@@ -142,10 +142,14 @@ def kaplan_forward_flops(config: ModelConfig) -> int:
     return 2 * count_parameters(config).nonembedding + context
 
 
-def cache_bytes(config: ModelConfig, length: int, batch: int, bytes_per_number: int) -> int:
-    """Bytes of keys and values that decoding keeps for `batch` sequences of `length` tokens."""
+def cache_bytes(config: ModelConfig, length: int, batch: int, bytes_per_number: int, bytes_per_scale: int = 0) -> int:
+    """Bytes of keys and values that decoding keeps for `batch` sequences of `length` tokens.
+
+    A sliding window keeps no more than its width; int8 has a scale for each key and each value of a head.
+    """
     length = length if config.window is None else min(length, config.window)
-    return 2 * config.n_layer * config.kv_heads * config.head_width * length * batch * bytes_per_number
+    per_head = config.head_width * bytes_per_number + bytes_per_scale
+    return 2 * config.n_layer * config.kv_heads * length * batch * per_head
 
 
 def jaxpr_dot_flops(jaxpr: Any) -> int:

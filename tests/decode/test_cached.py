@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from lm.decode.weights import lay_out
-from lm.model.cache import EMPTY, empty_cache, grow
+from lm.model.cache import empty_cache, grow
 from lm.model.config import CacheDtype, Dtype, Norm, Positions
 from lm.model.transformer import Transformer
+from tests.decode.caches import assert_holds_the_same, held
 from tests.model import variants
 
 PROMPT, STEPS = 8, 12
@@ -147,23 +148,6 @@ def full_forward(config):
     return np.asarray(variants.logits(config, variants.parameters(config), rows_of_tokens()))
 
 
-def held(cache, row):
-    """Positions in ascending order, and the keys and values of their slots [L, K, n, C]."""
-    position_S = np.asarray(cache.position_BS[row])
-    order = np.argsort(position_S, kind="stable")
-    order = order[position_S[order] != EMPTY]
-    k_LBKSC, v_LBKSC = np.asarray(cache.k_LBKSC), np.asarray(cache.v_LBKSC)
-    return position_S[order], k_LBKSC[:, row][:, :, order], v_LBKSC[:, row][:, :, order]
-
-
-def assert_holds_the_same(first, second):
-    for row in range(len(first.length_B)):
-        for ours, wanted in zip(held(first, row), held(second, row), strict=True):
-            # The same sums of 16 to 24 float32 terms in products of another shape.
-            np.testing.assert_allclose(ours, wanted, atol=1e-5)
-    np.testing.assert_array_equal(first.length_B, second.length_B)
-
-
 @both
 def test_a_prefill_is_so_many_single_steps(changes):
     model, params, logits_BTV, at_once = begun(changes)
@@ -178,7 +162,7 @@ def test_a_prefill_is_so_many_single_steps(changes):
         assert int(cache.next) == int(at_once.next) == PROMPT
 
 
-@both
+@pytest.mark.parametrize("changes", [{}, pytest.param(WINDOWED, marks=pytest.mark.slow)], ids=["all", "window"])
 def test_going_on_with_several_tokens_is_the_full_forward(changes):
     model, params, _, cache = begun(changes, (1, 3, 2))
     full_BTV, at_B = full_forward(shape(**changes)), np.array([1, 3, 2])
@@ -269,7 +253,8 @@ def dequantised(cache, name):
     return np.asarray(getattr(cache, f"{name}_LBKSC"), np.float32) * scale_LBKS1, scale_LBKS1
 
 
-@pytest.mark.parametrize("changes", [{}, pytest.param(WINDOWED, marks=pytest.mark.slow)], ids=["all", "window"])
+@pytest.mark.slow
+@both
 def test_int8_keeps_keys_and_values_to_half_a_step(changes):
     model, params, _, exact = begun(changes, (PROMPT, 5, 1))
     *_, rough = begun(changes, (PROMPT, 5, 1), CacheDtype.INT8)
