@@ -40,10 +40,12 @@ def attend(q_BTHC: jax.Array, k_BSKC: jax.Array, v_BSKC: jax.Array, mask_BTS: ja
 
 def attend_cached(q_BTHC: jax.Array, k_BKSC: jax.Array, v_BKSC: jax.Array, mask_BTS: jax.Array) -> jax.Array:
     """`attend` over keys and values as the cache holds them: a head's slots lie together, so that nothing is moved."""
-    q_BTKGC = _grouped(q_BTHC, k_BKSC.shape[1])
-    scores_BKGTS = jnp.einsum("BTKGC,BKSC->BKGTS", q_BTKGC, k_BKSC, preferred_element_type=jnp.float32)
+    # Plain batches of matrices: with T before K the products would want the keys transposed where there is one row.
+    q_BKGTC = jnp.moveaxis(_grouped(q_BTHC, k_BKSC.shape[1]), 1, 3)
+    scores_BKGTS = jnp.einsum("BKGTC,BKSC->BKGTS", q_BKGTC, k_BKSC, preferred_element_type=jnp.float32)
     weights_BKGTS = _masked_softmax(scores_BKGTS, mask_BTS[:, None, None]).astype(q_BTHC.dtype)
-    return jnp.einsum("BKGTS,BKSC->BTKGC", weights_BKGTS, v_BKSC).reshape(q_BTHC.shape)
+    out_BKGTC = jnp.einsum("BKGTS,BKSC->BKGTC", weights_BKGTS, v_BKSC)
+    return jnp.moveaxis(out_BKGTC, 3, 1).reshape(q_BTHC.shape)
 
 
 def _grouped(q_BTHC: jax.Array, kv_heads: int) -> jax.Array:
@@ -91,10 +93,10 @@ class SelfAttention(nn.Module):
         q_BTHC = nn.with_logical_constraint(q_BTHC, ("batch", "sequence", "heads", "head"))
         k_BSKC = nn.with_logical_constraint(k_BSKC, ("batch", "sequence", "kv_heads", "head"))
         v_BSKC = nn.with_logical_constraint(v_BSKC, ("batch", "sequence", "kv_heads", "head"))
-        if isinstance(seen, Recall):
+        if isinstance(seen, Recall) and memory is not None:
             memory, k_BKSC, v_BKSC = remember(memory, seen, k_BSKC, v_BSKC)
             out_BTHC = attend_cached(q_BTHC, k_BKSC, v_BKSC, seen.mask_BTS)
-        else:
+        elif isinstance(seen, jax.Array):
             out_BTHC = attend(q_BTHC, k_BSKC, v_BSKC, seen)
         axes, std = ("heads", "head", "embed"), residual_std(config)
         out = Projection((H, C, D), axes, dtype, std, contracted=2, bias=config.bias, name="out")

@@ -5,7 +5,7 @@ slot holds in a row is said by its position there; -1 says none. That one array 
 lengths, several turns of a conversation and the ring of a sliding window alike.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,10 +39,10 @@ class Cache(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """The cache on its way through the layers, and which layer is next."""
+    """The cache on its way through the layers, and which layer is next (a plain number where they are unrolled)."""
 
     cache: Cache
-    layer: jax.Array
+    layer: jax.Array | int
 
 
 class Recall(NamedTuple):
@@ -85,34 +85,41 @@ def grow(cache: Cache, config: ModelConfig, slots: int) -> Cache:
     if more <= 0:
         return cache
 
-    def widened(x: jax.Array | None, axis: int, value: int = 0) -> jax.Array | None:
-        if x is None:
-            return None
-        return jnp.pad(x, [(0, more if k == axis else 0) for k in range(x.ndim)], constant_values=value)
-
-    return cache._replace(
-        k_LBKSC=widened(cache.k_LBKSC, 3),
-        v_LBKSC=widened(cache.v_LBKSC, 3),
-        k_scale_LBKS=widened(cache.k_scale_LBKS, 3),
-        v_scale_LBKS=widened(cache.v_scale_LBKS, 3),
-        position_BS=widened(cache.position_BS, 1, EMPTY),
+    k, v, k_scale, v_scale = jax.tree.map(
+        lambda x: jnp.pad(x, [(0, more if axis == 3 else 0) for axis in range(x.ndim)]), cache[:4]
     )
+    position_BS = jnp.pad(cache.position_BS, ((0, 0), (0, more)), constant_values=EMPTY)
+    return Cache(k, v, k_scale, v_scale, position_BS, cache.length_B, cache.next)
+
+
+def apart(cache: Cache) -> Cache:
+    """The cache with a tuple of layers [B K, S, C] in place of each stack, for a loop of single tokens over all layers.
+
+    There a layer cut out of the stack is a copy of it at every token (XLA on CPU), and so is one whose rows and heads
+    are axes of their own where there is one row. A cache of int8 stays as it is: each layer is widened anyway.
+    """
+    if cache.k_scale_LBKS is not None:
+        return cache
+    S, C = cache.k_LBKSC.shape[3:]
+    k_NSC, v_NSC = (tuple(x_BKSC.reshape(-1, S, C) for x_BKSC in x_LBKSC) for x_LBKSC in (cache.k_LBKSC, cache.v_LBKSC))
+    return cache._replace(k_LBKSC=k_NSC, v_LBKSC=v_NSC)
+
+
+def together(cache: Cache) -> Cache:
+    """The cache with its layers stacked again: undoes `apart`."""
+    if not isinstance(cache.k_LBKSC, tuple):
+        return cache
+    B, (N, S, C) = len(cache.length_B), cache.k_LBKSC[0].shape
+    k_LBKSC, v_LBKSC = (jnp.stack(x_NSC).reshape(-1, B, N // B, S, C) for x_NSC in (cache.k_LBKSC, cache.v_LBKSC))
+    return cache._replace(k_LBKSC=k_LBKSC, v_LBKSC=v_LBKSC)
 
 
 def take_rows(cache: Cache, row_N: jax.Array) -> Cache:
     """The cache of N rows, each a copy of row `row_N` of this one."""
 
-    def taken(x: jax.Array | None, axis: int) -> jax.Array | None:
-        return None if x is None else jnp.take(x, row_N, axis=axis, mode="clip")
-
-    return cache._replace(
-        k_LBKSC=taken(cache.k_LBKSC, 1),
-        v_LBKSC=taken(cache.v_LBKSC, 1),
-        k_scale_LBKS=taken(cache.k_scale_LBKS, 1),
-        v_scale_LBKS=taken(cache.v_scale_LBKS, 1),
-        position_BS=taken(cache.position_BS, 0),
-        length_B=taken(cache.length_B, 0),
-    )
+    k, v, k_scale, v_scale = jax.tree.map(lambda x: jnp.take(x, row_N, axis=1, mode="clip"), cache[:4])
+    position_BS, length_B = (jnp.take(x, row_N, axis=0, mode="clip") for x in (cache.position_BS, cache.length_B))
+    return Cache(k, v, k_scale, v_scale, position_BS, length_B, cache.next)
 
 
 def forget(cache: Cache, length_B: jax.Array) -> Cache:
@@ -164,21 +171,20 @@ def remember(memory: Memory, what: Recall, k_BTKC: jax.Array, v_BTKC: jax.Array)
     """Writes the keys and values of a layer's T tokens; returns them with all that the tokens may see, [B, K, S, C]."""
     cache, layer = memory
     fields = (("k_LBKSC", "k_scale_LBKS", k_BTKC), ("v_LBKSC", "v_scale_LBKS", v_BTKC))
-    changed: dict[str, jax.Array | None] = {}
+    changed: dict[str, Any] = {}
     seen = []
     for name, scale_name, new_BTKC in fields:
         stored_LBKSC, scale_LBKS = getattr(cache, name), getattr(cache, scale_name)
         new_BKTC = new_BTKC.swapaxes(1, 2)
-        new_scale_BKT = None
-        if scale_LBKS is not None:
-            new_BKTC, new_scale_BKT = _quantise(new_BKTC)
-        changed[name], all_BKSC = _write(stored_LBKSC, layer, what, new_BKTC)
         if scale_LBKS is None:
+            changed[name], all_BKSC = _write(stored_LBKSC, layer, what, new_BKTC)
             seen.append(all_BKSC)
             continue
+        new_BKTC, new_scale_BKT = _quantise(new_BKTC)
+        changed[name], all_BKSC = _write(stored_LBKSC, layer, what, new_BKTC)
         scale_LBKS1, all_scale_BKS1 = _write(scale_LBKS[..., None], layer, what, new_scale_BKT[..., None])
         changed[scale_name] = scale_LBKS1[..., 0]
-        seen.append((all_BKSC.astype(jnp.float32) * all_scale_BKS1).astype(k_BTKC.dtype))
+        seen.append((all_BKSC.astype(jnp.float32) * all_scale_BKS1).astype(new_BTKC.dtype))
     return Memory(cache._replace(**changed), layer + 1), seen[0], seen[1]
 
 
@@ -189,10 +195,14 @@ def _visible(query_BT: jax.Array, key_BS: jax.Array, window: int | None) -> jax.
     return mask_BTS if window is None else mask_BTS & (query_BT1 - key_B1S < window)
 
 
-def _write(stored_LBKSC: jax.Array, layer: jax.Array, what: Recall, new_BKTC: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The stored array with the layer's new tokens, and what they may see of it."""
-    S, T = stored_LBKSC.shape[3], new_BKTC.shape[2]
+def _write(stored_LBKSC: Any, layer: jax.Array | int, what: Recall, new_BKTC: jax.Array) -> tuple[Any, jax.Array]:
+    """What is stored (stacked or `apart`) with the layer's new tokens, and what they may see of it."""
     zero = jnp.zeros((), jnp.int32)
+    if isinstance(stored_LBKSC, tuple):
+        (B, K, _, C), layer_NSC = new_BKTC.shape, stored_LBKSC[layer]
+        layer_NSC = jax.lax.dynamic_update_slice(layer_NSC, new_BKTC.reshape(B * K, 1, C), (zero, what.slot, zero))
+        return (*stored_LBKSC[:layer], layer_NSC, *stored_LBKSC[layer + 1 :]), layer_NSC.reshape(B, K, -1, C)
+    S, T = stored_LBKSC.shape[3], new_BKTC.shape[2]
     if T == 1:
         at = (layer, zero, zero, what.slot, zero)
         stored_LBKSC = jax.lax.dynamic_update_slice(stored_LBKSC, new_BKTC[None], at)

@@ -88,9 +88,9 @@ class Transformer(nn.Module):
         index_BT = jnp.arange(T, dtype=jnp.int32)[None, :] - (T - count_B[:, None])
         position_BT = jnp.where(index_BT >= 0, cache.length_B[:, None] + index_BT, EMPTY)
         cache, seen = recall(cache, position_BT, self.config.window, fresh)
-        memory = Memory(cache, jnp.zeros((), jnp.int32))
-        logits_BTV, memory = self._through(tokens_BT, jnp.maximum(position_BT, 0), seen, memory, last)
-        return logits_BTV, memory.cache
+        first = Memory(cache, 0 if self.unstacked else jnp.zeros((), jnp.int32))
+        logits_BTV, memory = self._through(tokens_BT, jnp.maximum(position_BT, 0), seen, first, last)
+        return logits_BTV, cache if memory is None else memory.cache
 
     @nn.compact
     def _through(
