@@ -11,7 +11,7 @@ from lm.decode import choose, constrain, strategy
 from lm.decode.automaton import START
 from lm.decode.constrain import Automaton
 from lm.decode.strategy import Strategy
-from lm.model.cache import Cache
+from lm.model.cache import Cache, apart, together
 from lm.model.score import token_log_probs
 from lm.model.transformer import Transformer
 
@@ -129,7 +129,10 @@ def advance(model: Transformer, params: Any, state: State, steps: Strategy, limi
         logits_BTV, cache = extend(model, params, state.last_B[:, None], running_B, state.cache)
         return _take(state._replace(cache=cache), logits_BTV[:, 0], steps, limits)
 
-    return jax.lax.while_loop(unfinished, one_token, state)
+    if model.unstacked:
+        state = state._replace(cache=apart(state.cache))
+    state = jax.lax.while_loop(unfinished, one_token, state)
+    return state._replace(cache=together(state.cache))
 
 
 def _take(state: State, logits_BV: jax.Array, steps: Strategy, limits: Limits) -> State:
@@ -141,12 +144,16 @@ def _take(state: State, logits_BV: jax.Array, steps: Strategy, limits: Limits) -
         allowed_BV = constrain.mask(automaton, automaton_B, logits_BV, limits.end_E, left_B)
     processed_BV = strategy.apply(steps, allowed_BV, state.counts_BV)
     key_B = jax.vmap(jax.random.fold_in, in_axes=(0, None))(state.key_B, state.step)
+
+    def draw() -> tuple[jax.Array, jax.Array]:
+        token_B = choose.draw(processed_BV, key_B)
+        return token_B, _log_probs(processed_BV, token_B)
+
     # One place alone is left where the strategy is greedy: the draw would find it too, at the price of a draw.
-    greedy = jnp.all(jnp.sum(processed_BV > choose.LOWEST, axis=1) == 1)
-    token_B = jax.lax.cond(
-        greedy,
-        lambda: jnp.argmax(processed_BV, axis=1).astype(jnp.int32),
-        lambda: choose.draw(processed_BV, key_B),
+    token_B, after_B = jax.lax.cond(
+        jnp.all(jnp.sum(processed_BV > choose.LOWEST, axis=1) == 1),
+        lambda: (jnp.argmax(processed_BV, axis=1).astype(jnp.int32), jnp.zeros(len(key_B), jnp.float32)),
+        draw,
     )
     running_B = state.finish_B == Finish.RUNNING
     token_B = jnp.where(running_B, token_B, 0)
@@ -155,7 +162,7 @@ def _take(state: State, logits_BV: jax.Array, steps: Strategy, limits: Limits) -
         value_B = jnp.where(running_B, value_B, 0)
         return jax.lax.dynamic_update_slice(kept_BG, value_B[:, None], (0, state.step))
 
-    raw_B, after_B = (token_log_probs(x_BV[:, None], token_B[:, None])[:, 0] for x_BV in (logits_BV, processed_BV))
+    raw_B = _log_probs(logits_BV, token_B)
     ended_B = jnp.any(token_B[:, None] == limits.end_E[None, :], axis=1)
     if automaton is not None and automaton_B is not None:
         automaton_B = jnp.where(running_B, constrain.move(automaton, automaton_B, token_B), automaton_B)
@@ -176,6 +183,10 @@ def _take(state: State, logits_BV: jax.Array, steps: Strategy, limits: Limits) -
         counts_BV=counts_BV,
         automaton_B=automaton_B,
     )
+
+
+def _log_probs(logits_BV: jax.Array, token_B: jax.Array) -> jax.Array:
+    return token_log_probs(logits_BV[:, None], token_B[:, None])[:, 0]
 
 
 def out_of_tokens(limits: Limits) -> jax.Array:

@@ -40,12 +40,16 @@ def attend(q_BTHC: jax.Array, k_BSKC: jax.Array, v_BSKC: jax.Array, mask_BTS: ja
 
 def attend_cached(q_BTHC: jax.Array, k_BKSC: jax.Array, v_BKSC: jax.Array, mask_BTS: jax.Array) -> jax.Array:
     """`attend` over keys and values as the cache holds them: a head's slots lie together, so that nothing is moved."""
-    # Plain batches of matrices: with T before K the products would want the keys transposed where there is one row.
-    q_BKGTC = jnp.moveaxis(_grouped(q_BTHC, k_BKSC.shape[1]), 1, 3)
-    scores_BKGTS = jnp.einsum("BKGTC,BKSC->BKGTS", q_BKGTC, k_BKSC, preferred_element_type=jnp.float32)
+    (B, T, H, C), (_, K, S, _) = q_BTHC.shape, k_BKSC.shape
+    q_BKGTC = jnp.moveaxis(_grouped(q_BTHC, K), 1, 3)
+    # Batches of plain matrices, N = B K, with the keys on the left: else XLA on CPU copies them, transposed for a
+    # single query and without axes of length 1.
+    k_NSC, v_NSC, q_NMC = (x.reshape(B * K, -1, C) for x in (k_BKSC, v_BKSC, q_BKGTC))
+    scores_NSM = jnp.einsum("NSC,NMC->NSM", k_NSC, q_NMC, preferred_element_type=jnp.float32)
+    scores_BKGTS = scores_NSM.swapaxes(1, 2).reshape(B, K, H // K, T, S)
     weights_BKGTS = _masked_softmax(scores_BKGTS, mask_BTS[:, None, None]).astype(q_BTHC.dtype)
-    out_BKGTC = jnp.einsum("BKGTS,BKSC->BKGTC", weights_BKGTS, v_BKSC)
-    return jnp.moveaxis(out_BKGTC, 3, 1).reshape(q_BTHC.shape)
+    out_NMC = jnp.einsum("NMS,NSC->NMC", weights_BKGTS.reshape(B * K, -1, S), v_NSC)
+    return jnp.moveaxis(out_NMC.reshape(q_BKGTC.shape), 3, 1).reshape(q_BTHC.shape)
 
 
 def _grouped(q_BTHC: jax.Array, kv_heads: int) -> jax.Array:

@@ -28,6 +28,7 @@ def setup(spec: dict):
     begun = time.perf_counter()
     tokens_BG = answer(spec["answer_tokens"]).cpu()
     first = time.perf_counter() - begun
+    answer(1).cpu()
     begun = time.perf_counter()
     answer(1).cpu()
     prefill = time.perf_counter() - begun
@@ -57,6 +58,11 @@ def _generate(model, prompts_BT: torch.Tensor, _: int):
 def _loop(model, prompts_BT: torch.Tensor, most: int):
     length = prompts_BT.shape[1]
     cache = transformers.StaticCache(model.config, max_cache_len=length + most)
+    # Allocated before anything is compiled: a prefill into a cache that is not there yet would be another program.
+    config = model.config.get_text_config()
+    kv_heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
+    head_width = config.hidden_size // config.num_attention_heads
+    cache.early_initialization(len(prompts_BT), kv_heads, head_width, model.dtype, model.device)
 
     def forward(tokens_BT: torch.Tensor, position_1T: torch.Tensor) -> torch.Tensor:
         logits_BTV = model(tokens_BT, cache=cache, position_ids=position_1T, logits_to_keep=1).logits
