@@ -101,8 +101,10 @@ def apart(cache: Cache) -> Cache:
     if cache.k_scale_LBKS is not None:
         return cache
     S, C = cache.k_LBKSC.shape[3:]
-    k_NSC, v_NSC = (tuple(x_BKSC.reshape(-1, S, C) for x_BKSC in x_LBKSC) for x_LBKSC in (cache.k_LBKSC, cache.v_LBKSC))
-    return cache._replace(k_LBKSC=k_NSC, v_LBKSC=v_NSC)
+    layers: dict[str, Any] = {
+        name: tuple(x_BKSC.reshape(-1, S, C) for x_BKSC in getattr(cache, name)) for name in ("k_LBKSC", "v_LBKSC")
+    }
+    return cache._replace(**layers)
 
 
 def together(cache: Cache) -> Cache:
