@@ -307,17 +307,109 @@ def _eval(parser: argparse.ArgumentParser) -> Runner:
     return run
 
 
+def _generate(parser: argparse.ArgumentParser) -> Runner:
+    """Answers prompts under a run's newest checkpoint: one streams to the terminal, many go to a file."""
+    parser.add_argument("--checkpoint", required=True, type=Path, metavar="RUN", help="a run folder")
+    asked = parser.add_mutually_exclusive_group(required=True)
+    asked.add_argument("--prompt", metavar="TEXT", action="append", help="a prompt (may be given again)")
+    asked.add_argument("--prompts", metavar="FILE", type=Path, help='a prompt a line, or .jsonl with "prompt"')
+    parser.add_argument("--max-tokens", type=int, default=128, metavar="N", help="of an answer (default 128)")
+    parser.add_argument("--n", type=int, default=1, metavar="K", help="samples of each prompt (default 1)")
+    parser.add_argument("--seed", type=int, default=0, metavar="S")
+    parser.add_argument("--temperature", type=float, default=1.0, metavar="T", help="0: greedy (default 1)")
+    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="keep the K likeliest (default 0: all)")
+    parser.add_argument(
+        "--top-p", type=float, default=1.0, metavar="P", help="keep the likeliest of mass P (default 1)"
+    )
+    parser.add_argument(
+        "--min-p", type=float, default=0.0, metavar="P", help="keep those P times as likely as the best"
+    )
+    parser.add_argument(
+        "--repetition-penalty", type=float, default=1.0, metavar="X", help="on logits of what was there"
+    )
+    parser.add_argument("--presence-penalty", type=float, default=0.0, metavar="X", help="off logits of what was there")
+    parser.add_argument("--frequency-penalty", type=float, default=0.0, metavar="X", help="the same, for each time")
+    parser.add_argument("--logit-bias", action="append", default=[], metavar="ID=B", help="-inf forbids a token")
+    parser.add_argument(
+        "--order", metavar="NAMES", help="default repetition,presence,bias,temperature,top-k,top-p,min-p"
+    )
+    parser.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="ends an answer before TEXT (\\n: newline)"
+    )
+    parser.add_argument("--end-id", type=int, action="append", default=[], metavar="ID", help="default: end of text")
+    parser.add_argument("--ignore-end", action="store_true", help="no token ends an answer")
+    held = parser.add_mutually_exclusive_group()
+    held.add_argument("--regex", metavar="R", help="every answer matches R whole, even where it is cut off")
+    held.add_argument("--schema", type=Path, metavar="FILE", help="every answer is JSON that this JSON schema allows")
+    parser.add_argument("--beams", type=int, metavar="K", help="beam search with K beams instead of sampling")
+    parser.add_argument("--length-alpha", type=float, metavar="A", help="log p / penalty(n): its exponent (default 0)")
+    parser.add_argument(
+        "--length-form", choices=("gnmt", "power"), help="penalty ((5+n)/6)^A (gnmt, the default) or n^A"
+    )
+    parser.add_argument("--best", type=int, metavar="N", help="answers of the beam search (default 1)")
+    parser.add_argument("--draft", type=Path, metavar="RUN", help="a smaller model that drafts: sooner, same law")
+    parser.add_argument("--draft-tokens", type=int, metavar="K", help="drafted for each pass of the model (default 4)")
+    parser.add_argument("--best-of", type=int, metavar="N", help="the best of N samples by mean log-probability")
+    parser.add_argument("--full", choices=("error", "stop"), default="error", help="at the end of the context")
+    parser.add_argument("--cache", choices=("model", "int8"), default="model", help="type of keys and values")
+    parser.add_argument("--batch-size", type=int, default=16, metavar="B", help="answers at once (default 16)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write JSON lines: the settings, then a sample each")
+    parser.add_argument("--json", action="store_true", help="print JSON lines")
+
+    def run(args: argparse.Namespace) -> None:
+        from lm.decode import command
+
+        command.generate(args)
+
+    return run
+
+
+def _compress(parser: argparse.ArgumentParser) -> Runner:
+    """Compresses a file with a run's newest checkpoint and an arithmetic coder, without loss."""
+    parser.add_argument("file", type=Path, metavar="FILE", help="any file")
+    parser.add_argument("--checkpoint", required=True, type=Path, metavar="RUN", help="a run folder")
+    parser.add_argument("--out", type=Path, metavar="F", help="file to write (default FILE.lmz)")
+    parser.add_argument("--blocks", type=int, metavar="B", help="coded side by side (default: by length, 64 at most)")
+    parser.add_argument("--overlap", type=int, metavar="T", help="tokens read again where the context is full (half)")
+    parser.add_argument("--compare", action="store_true", help="a table with gzip, bzip2, xz and zstd at their best")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+    def run(args: argparse.Namespace) -> None:
+        from lm.decode import compress_command
+
+        compress_command.compress(args)
+
+    return run
+
+
+def _decompress(parser: argparse.ArgumentParser) -> Runner:
+    """Decompresses a file of `lm compress` with the same checkpoint on the same kind of machine."""
+    parser.add_argument("file", type=Path, metavar="FILE", help="a file that `lm compress` wrote")
+    parser.add_argument("--checkpoint", required=True, type=Path, metavar="RUN", help="a run folder")
+    parser.add_argument("--out", type=Path, metavar="F", help="file to write (default: FILE without .lmz)")
+    parser.add_argument("--force", action="store_true", help="try although model, tokenizer or machine differ")
+
+    def run(args: argparse.Namespace) -> None:
+        from lm.decode import compress_command
+
+        compress_command.decompress(args)
+
+    return run
+
+
 def _bench(parser: argparse.ArgumentParser) -> Runner:
     """Measures ours, peers and limits in turn in one run, and says how far apart they are."""
-    parser.add_argument("what", choices=("train", "data", "fit"), help="training steps, batches, or fitting a law")
+    parser.add_argument("what", choices=("train", "data", "fit", "decode"),
+                        help="training steps, batches, fitting a law, or greedy answers")  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows and the machine's facts")
     parser.add_argument("--peer-python", metavar="P", help="interpreter with PyTorch (default: .venv* here, then this)")
     parser.add_argument("--rounds", type=int, default=5, metavar="R", help="samples of each (default 5)")
+    parser.add_argument("--only", default="", metavar="SUBSTRING", help="only the cases whose name holds it")
 
     def run(args: argparse.Namespace) -> None:
         from lm.bench.command import What, bench
 
-        bench(What(args.what), args.json, args.peer_python, args.rounds)
+        bench(What(args.what), args.json, args.peer_python, args.rounds, args.only)
 
     return run
 
@@ -333,6 +425,9 @@ COMMANDS: dict[str, tuple[Callable[[argparse.ArgumentParser], Runner], str]] = {
     "report": (_report, "lm report runs/quick --format svg"),
     "count": (_count, "lm count --config configs/llama.py:8b --json"),
     "eval": (_eval, "lm eval --checkpoint runs/tiny --text book.txt --stride 64 --per-token tokens.jsonl"),
+    "generate": (_generate, "lm generate --checkpoint runs/tiny --prompt 'Once upon' --temperature 0.8 --top-p 0.95"),
+    "compress": (_compress, "lm compress book.txt --checkpoint runs/tiny --compare"),
+    "decompress": (_decompress, "lm decompress book.txt.lmz --checkpoint runs/tiny --out book.again.txt"),
     "bench": (_bench, "lm bench train --json train.json"),
 }
 

@@ -8,7 +8,7 @@ import rich.console
 
 from lm.base.errors import UsageError
 from lm.bench.machine import Meter, facts, load
-from lm.bench.rows import show, write
+from lm.bench.rows import chosen, show, write
 
 
 class What(enum.StrEnum):
@@ -17,13 +17,16 @@ class What(enum.StrEnum):
     TRAIN = "train"
     DATA = "data"
     FIT = "fit"
+    DECODE = "decode"
 
 
-def bench(what: What, json_file: Path | None, peer_python: str | None, rounds: int) -> None:
+def bench(what: What, json_file: Path | None, peer_python: str | None, rounds: int, only: str = "") -> None:
     """Runs one benchmark, prints its tables and, where asked, writes its rows as JSON.
 
+    Of its cases those are measured whose name holds `only`.
+
     Raises:
-      UsageError: no rounds, `peer_python` is not a program, or `json_file` cannot be written.
+      UsageError: no rounds, no such case, `peer_python` is not a program, or `json_file` cannot be written.
     """
     if rounds < 1:
         raise UsageError(f"{rounds} rounds", where="--rounds", do="Give 1 or more.")
@@ -32,17 +35,21 @@ def bench(what: What, json_file: Path | None, peer_python: str | None, rounds: i
     begun, before, meter = time.perf_counter(), load(), Meter()
     match what:
         case What.TRAIN:
-            from lm.bench.train import bench_train
+            from lm.bench.train import SHAPES, bench_train
 
-            rows, peers = bench_train(peer_python, rounds, meter)
+            rows, peers = bench_train(peer_python, rounds, meter, chosen(SHAPES, only))
         case What.DATA:
-            from lm.bench.data import bench_data
+            from lm.bench.data import DRAWS, bench_data
 
-            rows, peers = bench_data(rounds, meter)
+            rows, peers = bench_data(rounds, meter, chosen(DRAWS, only))
         case What.FIT:
-            from lm.bench.fit import bench_fit
+            from lm.bench.fit import WORKS, bench_fit
 
-            rows, peers = bench_fit(rounds, meter)
+            rows, peers = bench_fit(rounds, meter, *chosen(WORKS, only))
+        case What.DECODE:
+            from lm.bench.decode import CASES, bench_decode
+
+            rows, peers = bench_decode(peer_python, rounds, meter, chosen(CASES, only))
     machine = facts(meter, before, time.perf_counter() - begun)
     console = rich.console.Console()
     show(rows, console)

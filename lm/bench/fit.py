@@ -54,8 +54,16 @@ class Work:
     long_resamples: int = 1000
     long_sample: int = 1  # resamples of the long table that the peer does in a round
 
+    @property
+    def name(self) -> str:
+        """The size of the table and of the bootstrap."""
+        return f"{self.budgets * self.sizes} points, {self.resamples} resamples"
 
-def bench_fit(rounds: int, meter: Meter, work: Work = Work()) -> tuple[list[Row], dict[str, Any]]:
+
+WORKS = (Work(),)
+
+
+def bench_fit(rounds: int, meter: Meter, work: Work = WORKS[0]) -> tuple[list[Row], dict[str, Any]]:
     """Measures the point fit, the bootstrap, the whole answer, other laws, a long table and the imports.
 
     Returns the rows and the peers' facts.

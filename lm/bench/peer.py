@@ -14,6 +14,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
+from flax import traverse_util
+
 from lm.base.errors import UsageError
 
 _PEERS = Path(__file__).parent / "peers"
@@ -113,6 +116,13 @@ def find_python(asked: str | None, module: str) -> tuple[str | None, str]:
         return sys.executable, ""
     extra = "make one with the extra 'parity' (Python 3.11), or pass --peer-python"
     return None, f"no interpreter with {module}: neither .venv*/bin/python nor this one has it; {extra}"
+
+
+def save_start(path: Path, params: Any, **arrays: Any) -> None:
+    """Writes what everyone starts from: `arrays` and, as "params/<path>", our parameters."""
+    flat = traverse_util.flatten_dict(params, sep="/")
+    named: dict[str, Any] = {f"params/{name}": np.asarray(value) for name, value in flat.items()}
+    np.savez(path, **arrays, **named)
 
 
 def _request(process: subprocess.Popen, errors: IO[bytes], request: dict[str, Any]) -> None:

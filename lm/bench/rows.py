@@ -5,13 +5,16 @@ import enum
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import rich.console
 import rich.table
 from rich.markup import escape
 
 from lm.base import files
+from lm.base.errors import UsageError
+
+Case = TypeVar("Case", bound="Named")
 
 
 class Unit(enum.StrEnum):
@@ -90,6 +93,26 @@ class Row:
     def paired(self, samples: Sequence[float]) -> list[float]:
         """The ratio in each round: what slows a whole round cancels."""
         return [self.unit.ratio(ours, other) for ours, other in zip(self.ours, samples, strict=False)]
+
+
+class Named(Protocol):
+    """Something that a benchmark can be narrowed down to."""
+
+    @property
+    def name(self) -> str: ...
+
+
+def chosen(cases: Sequence[Case], only: str) -> list[Case]:
+    """Those of `cases` whose name holds `only`.
+
+    Raises:
+      UsageError: none of them.
+    """
+    found = [case for case in cases if only in case.name]
+    if not found:
+        names = ", ".join(case.name for case in cases)
+        raise UsageError(f"no case is called like '{only}'", where="--only", do=f"There are {names}.")
+    return found
 
 
 def write(path: Path, what: str, rows: Sequence[Row], machine: Mapping[str, Any], peers: Mapping[str, Any]) -> None:

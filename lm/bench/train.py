@@ -5,7 +5,6 @@ loss and gradient norm are ours: then it computes the same function, neither mor
 """
 
 import dataclasses
-import os
 import statistics
 import sys
 import tempfile
@@ -15,14 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from flax import traverse_util
 
 from lm.base.progress import bar
+from lm.bench import limits
 from lm.bench.interleave import Run, Taken, interleave
 from lm.bench.machine import Meter
-from lm.bench.peer import Peer, find_python
+from lm.bench.peer import Peer, find_python, save_start
 from lm.bench.rows import Row, Unit
 from lm.model.accounting import Flops, flops_per_token
 from lm.model.config import Dtype, FeedForward, ModelConfig, Norm, Positions
@@ -31,7 +29,6 @@ from lm.parallel.rules import put_batch
 from lm.train.config import OptimizerConfig, RunConfig
 from lm.train.step import fresh_state, make_train_step
 
-MATMUL_SIDES = (1024, 1536, 2048)
 LEARNING_RATE = 1e-3
 # In float32 the same function differs by rounding; bfloat16 has 8 bits, and the loss averages thousands of tokens.
 AGREEMENT = {Dtype.FLOAT32: 1e-3, Dtype.BFLOAT16: 2e-2}
@@ -108,7 +105,7 @@ class _Case:
     def _row(self, dtype: Dtype) -> Row:
         names = [peer.name for peer in self.peers if dtype is Dtype.BFLOAT16 or peer.spec["dtype"] == dtype]
         model = self.shape.run_config(dtype).model
-        rates = {kind: _matmul_rate(self.taken, kind) for kind in (Dtype.FLOAT32, dtype)}
+        rates = {kind: limits.matmul_rate(self.taken, kind) for kind in (Dtype.FLOAT32, dtype)}
         fastest = max(rates, key=rates.__getitem__)
         per_token = flops_per_token(model, Flops.MATMUL)
         ours = self.taken.rates(self.shape.tokens, [_ours(dtype)])[_ours(dtype)]
@@ -121,8 +118,8 @@ class _Case:
             peers=self.taken.rates(self.shape.tokens, names),
             missing=self.taken.missing_of(names),
             limit=rates[fastest] / per_token,
-            limit_is=f"{rates[fastest] / 1e9:.0f} GFLOP/s in {fastest.value} products of side {MATMUL_SIDES}, best side"
-            f" of each round, median over rounds; {per_token:,} FLOP a token ({Flops.MATMUL.value})",
+            limit_is=f"{rates[fastest] / 1e9:.0f} GFLOP/s in {fastest.value} products of side {limits.MATMUL_SIDES}, "
+            f"best side of each round, median over rounds; {per_token:,} FLOP a token ({Flops.MATMUL.value})",
             note=f"{reached / 1e9:.1f} GFLOP/s ({Flops.MATMUL.value})",
         )
 
@@ -135,11 +132,11 @@ def _measure(shape: Shape, torch_python: tuple[str | None, str], rounds: int, me
     for dtype in Dtype:
         config = shape.run_config(dtype)
         if not ours:
-            save_start(arrays, fresh_state(config, make_mesh(config.mesh))["params"], tokens_BW)
+            params = fresh_state(config, make_mesh(config.mesh))["params"]
+            save_start(arrays, params, inputs=tokens_BW[:, :-1], targets=tokens_BW[:, 1:])
         ours[_ours(dtype)], first[dtype.value] = our_step(config, tokens_BW)
     for dtype in Dtype:
-        for side in MATMUL_SIDES:
-            ours[_product(dtype, side)] = _matmul(dtype, side)
+        ours |= limits.products(dtype)
     peers = peers_of(shape, torch_python, arrays)
 
     def accept(peer: Peer, facts: Mapping[str, Any]) -> str:
@@ -172,7 +169,7 @@ def peers_of(shape: Shape, torch_python: tuple[str | None, str], arrays: Path) -
             "lr": LEARNING_RATE,
             **{name: getattr(optimizer, name) for name in ("b1", "b2", "eps", "weight_decay", "clip_norm")},
         },
-        "threads": _threads(),
+        "threads": limits.threads(),
         "device": "cuda" if jax.default_backend() == "gpu" else "cpu",
     }
     python, reason = torch_python
@@ -185,13 +182,6 @@ def peers_of(shape: Shape, torch_python: tuple[str | None, str], arrays: Path) -
         spec = {**common, "dtype": dtype.value}
         found.append(Peer(f"nanodo {dtype.value}", "nanodo.py", sys.executable, spec))
     return found
-
-
-def save_start(path: Path, params, tokens_BW: np.ndarray) -> None:
-    """Writes what everyone starts from: "inputs", "targets" [B, T] and our parameters as "params/<path>"."""
-    flat = traverse_util.flatten_dict(params, sep="/")
-    arrays: dict[str, Any] = {f"params/{name}": np.asarray(value) for name, value in flat.items()}
-    np.savez(path, inputs=tokens_BW[:, :-1], targets=tokens_BW[:, 1:], **arrays)
 
 
 def our_step(config: RunConfig, tokens_BW: np.ndarray) -> tuple[Run, dict[str, float]]:
@@ -218,33 +208,5 @@ def our_step(config: RunConfig, tokens_BW: np.ndarray) -> tuple[Run, dict[str, f
     return run, first
 
 
-def _matmul(dtype: Dtype, side: int) -> Run:
-    a = jax.random.normal(jax.random.key(0), (side, side)).astype(dtype.value)
-    product = jax.jit(jnp.matmul)
-    product(a, a).block_until_ready()
-
-    def run(count: int) -> float:
-        begun = time.perf_counter()
-        for _ in range(count):
-            product(a, a).block_until_ready()
-        return time.perf_counter() - begun
-
-    return run
-
-
-def _matmul_rate(taken: Taken, dtype: Dtype) -> float:
-    """FLOP/s: the best side of each round, the median over rounds."""
-    sides = [[2 * side**3 / s for s in taken.seconds[_product(dtype, side)]] for side in MATMUL_SIDES]
-    return float(np.median(np.max(sides, axis=0)))
-
-
 def _ours(dtype: Dtype) -> str:
     return f"ours {dtype.value}"
-
-
-def _product(dtype: Dtype, side: int) -> str:
-    return f"product {side} {dtype.value}"
-
-
-def _threads() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

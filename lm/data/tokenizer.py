@@ -30,7 +30,8 @@ class Tokenizer(abc.ABC):
     """Encodes text as ids in [0, vocab_size) and decodes them to bytes.
 
     `token_bytes` [V] int32 counts the bytes of text that each id stands for (0 for special tokens); `fingerprint` is a
-    SHA-256 that changes with anything that changes ids; `spec` is what `load_tokenizer` was given.
+    SHA-256 that changes with anything that changes ids; `spec` is what `load_tokenizer` was given. `byte_level`: ids
+    decode one by one, to the same bytes whatever stands beside them.
     """
 
     spec: str
@@ -38,6 +39,7 @@ class Tokenizer(abc.ABC):
     vocab_size: int
     eos_id: int
     token_bytes: np.ndarray
+    byte_level: bool
 
     @abc.abstractmethod
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -58,6 +60,7 @@ class ByteTokenizer(Tokenizer):
     spec = "bytes"
     vocab_size = 257
     eos_id = 256
+    byte_level = True
 
     def __init__(self) -> None:
         self.fingerprint = hashlib.sha256(b"utf-8 bytes, end of text 256").hexdigest()
@@ -97,7 +100,7 @@ class HuggingFaceTokenizer(Tokenizer):
         self._tokenizer.encode_special_tokens = True  # the characters of a special token are ordinary text
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._byte_level = _is_byte_level(json.loads(content))
+        self.byte_level = _is_byte_level(json.loads(content))
         self._pieces = self._bytes_of(vocabulary)
         self.token_bytes = np.array([len(piece) for piece in self._pieces], np.int32)
 
@@ -107,7 +110,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def decode(self, ids: Iterable[int] | np.ndarray) -> bytes:
         whole = [int(i) for i in ids]
-        if self._byte_level:
+        if self.byte_level:
             return b"".join(self._pieces[i] for i in whole)
         return self._tokenizer.decode(whole, skip_special_tokens=True).encode()
 
@@ -117,7 +120,7 @@ class HuggingFaceTokenizer(Tokenizer):
         for token, i in vocabulary.items():
             if i in added:
                 pieces[i] = b"" if added[i].special else added[i].content.encode()
-            elif self._byte_level:
+            elif self.byte_level:
                 pieces[i] = bytes(_byte_of_character()[character] for character in token)
             elif len(token) == 6 and token.startswith("<0x"):
                 pieces[i] = bytes([int(token[3:5], 16)])

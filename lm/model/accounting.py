@@ -106,15 +106,21 @@ def count_parameters(config: ModelConfig) -> ParameterCounts:
 
 
 def flops_per_token(config: ModelConfig, convention: Flops) -> int:
-    """FLOPs of training on one token of a full window, forward and backward (three times forward)."""
+    """FLOPs of training on one token of a full window, forward and backward (three times forward).
+
+    Attention in a sliding window is rounded to a whole FLOP under MATMUL; MATMUL_FULL has all T x T, as it is computed.
+    """
     match convention:
         case Flops.SIX_ND:
             return 6 * count_parameters(config).total
         case Flops.KAPLAN:
             return 6 * count_parameters(config).nonembedding
         case Flops.MATMUL:
-            # A query sees (T + 1) / 2 keys on average; a score and its share of the sum are 2C each.
-            attention = 2 * config.n_head * config.head_width * (config.context_length + 1)
+            # A query sees W (2T - W + 1) / 2T keys on average, (T + 1) / 2 where the window W is all of T; a score and
+            # its share of the sum are 2C each.
+            T = config.context_length
+            W = T if config.window is None else min(config.window, T)
+            attention = round(2 * config.n_head * config.head_width * W * (2 * T - W + 1) / T)
         case Flops.MATMUL_FULL:
             attention = 4 * config.n_head * config.head_width * config.context_length
     head = 2 * config.d_model * config.vocab_size
@@ -136,9 +142,14 @@ def kaplan_forward_flops(config: ModelConfig) -> int:
     return 2 * count_parameters(config).nonembedding + context
 
 
-def cache_bytes(config: ModelConfig, length: int, batch: int, bytes_per_number: int) -> int:
-    """Bytes of keys and values that decoding keeps for `batch` sequences of `length` tokens."""
-    return 2 * config.n_layer * config.kv_heads * config.head_width * length * batch * bytes_per_number
+def cache_bytes(config: ModelConfig, length: int, batch: int, bytes_per_number: int, bytes_per_scale: int = 0) -> int:
+    """Bytes of keys and values that decoding keeps for `batch` sequences of `length` tokens.
+
+    A sliding window keeps no more than its width; int8 has a scale for each key and each value of a head.
+    """
+    length = length if config.window is None else min(length, config.window)
+    per_head = config.head_width * bytes_per_number + bytes_per_scale
+    return 2 * config.n_layer * config.kv_heads * length * batch * per_head
 
 
 def jaxpr_dot_flops(jaxpr: Any) -> int:

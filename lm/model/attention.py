@@ -4,16 +4,22 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from lm.model.cache import Memory, Recall, remember
 from lm.model.config import ModelConfig, Norm
 from lm.model.layers import Normalise, Projection, residual_std
 from lm.model.positions import Rotation, rotate
 
 
-def causal_mask(length: int, segments_BT: jax.Array | None) -> jax.Array:
-    """True where query t may see key s: s <= t and, with document ids, the same document; [B or 1, T, S]."""
+def causal_mask(length: int, segments_BT: jax.Array | None, window: int | None = None) -> jax.Array:
+    """True where query t may see key s: s <= t, t - s < window and, with document ids, the same document.
+
+    [B or 1, T, S].
+    """
     query = jax.lax.broadcasted_iota(jnp.int32, (1, length, length), 1)
     key = jax.lax.broadcasted_iota(jnp.int32, (1, length, length), 2)
     mask_BTS = key <= query
+    if window is not None:
+        mask_BTS = mask_BTS & (query - key < window)
     if segments_BT is None:
         return mask_BTS
     return mask_BTS & (segments_BT[:, :, None] == segments_BT[:, None, :])
@@ -26,12 +32,29 @@ def attend(q_BTHC: jax.Array, k_BSKC: jax.Array, v_BSKC: jax.Array, mask_BTS: ja
     Products are in the inputs' type with float32 sums; the softmax is in float32. Keys and values are never repeated.
     Returns [B, T, H, C] in the inputs' type.
     """
-    B, T, H, C = q_BTHC.shape
-    K = k_BSKC.shape[2]
-    q_BTKGC = (q_BTHC * C**-0.5).reshape(B, T, K, H // K, C)
+    q_BTKGC = _grouped(q_BTHC, k_BSKC.shape[2])
     scores_BKGTS = jnp.einsum("BTKGC,BSKC->BKGTS", q_BTKGC, k_BSKC, preferred_element_type=jnp.float32)
     weights_BKGTS = _masked_softmax(scores_BKGTS, mask_BTS[:, None, None]).astype(q_BTHC.dtype)
-    return jnp.einsum("BKGTS,BSKC->BTKGC", weights_BKGTS, v_BSKC).reshape(B, T, H, C)
+    return jnp.einsum("BKGTS,BSKC->BTKGC", weights_BKGTS, v_BSKC).reshape(q_BTHC.shape)
+
+
+def attend_cached(q_BTHC: jax.Array, k_BKSC: jax.Array, v_BKSC: jax.Array, mask_BTS: jax.Array) -> jax.Array:
+    """`attend` over keys and values as the cache holds them: a head's slots lie together, so that nothing is moved."""
+    (B, T, H, C), (_, K, S, _) = q_BTHC.shape, k_BKSC.shape
+    q_BKGTC = jnp.moveaxis(_grouped(q_BTHC, K), 1, 3)
+    # Batches of plain matrices, N = B K, with the keys on the left: else XLA on CPU copies them, transposed for a
+    # single query and without axes of length 1.
+    k_NSC, v_NSC, q_NMC = (x.reshape(B * K, -1, C) for x in (k_BKSC, v_BKSC, q_BKGTC))
+    scores_NSM = jnp.einsum("NSC,NMC->NSM", k_NSC, q_NMC, preferred_element_type=jnp.float32)
+    scores_BKGTS = scores_NSM.swapaxes(1, 2).reshape(B, K, H // K, T, S)
+    weights_BKGTS = _masked_softmax(scores_BKGTS, mask_BTS[:, None, None]).astype(q_BTHC.dtype)
+    out_NMC = jnp.einsum("NMS,NSC->NMC", weights_BKGTS.reshape(B * K, -1, S), v_NSC)
+    return jnp.moveaxis(out_NMC.reshape(q_BKGTC.shape), 3, 1).reshape(q_BTHC.shape)
+
+
+def _grouped(q_BTHC: jax.Array, kv_heads: int) -> jax.Array:
+    B, T, H, C = q_BTHC.shape
+    return (q_BTHC * C**-0.5).reshape(B, T, kv_heads, H // kv_heads, C)
 
 
 def _masked_softmax(scores: jax.Array, mask: jax.Array) -> jax.Array:
@@ -47,12 +70,15 @@ class SelfAttention(nn.Module):
     """Queries, keys and values, optional QK-norm (RMSNorm of each head), rotary turn, attention, output projection.
 
     QK-norm follows Dehghani et al. 2023, arXiv:2302.05442, section 2.1, with one scale a component shared by all heads.
+    With a memory the keys and values go through it, and it is returned with them.
     """
 
     config: ModelConfig
 
     @nn.compact
-    def __call__(self, x_BTD: jax.Array, turn: Rotation | None, mask_BTS: jax.Array) -> jax.Array:
+    def __call__(
+        self, x_BTD: jax.Array, turn: Rotation | None, seen: jax.Array | Recall, memory: Memory | None
+    ) -> tuple[jax.Array, Memory | None]:
         config = self.config
         D, H, K, C = config.d_model, config.n_head, config.kv_heads, config.head_width
         dtype = config.dtype.value
@@ -71,6 +97,11 @@ class SelfAttention(nn.Module):
         q_BTHC = nn.with_logical_constraint(q_BTHC, ("batch", "sequence", "heads", "head"))
         k_BSKC = nn.with_logical_constraint(k_BSKC, ("batch", "sequence", "kv_heads", "head"))
         v_BSKC = nn.with_logical_constraint(v_BSKC, ("batch", "sequence", "kv_heads", "head"))
-        out_BTHC = attend(q_BTHC, k_BSKC, v_BSKC, mask_BTS)
+        if isinstance(seen, Recall) and memory is not None:
+            memory, k_BKSC, v_BKSC = remember(memory, seen, k_BSKC, v_BSKC)
+            out_BTHC = attend_cached(q_BTHC, k_BKSC, v_BKSC, seen.mask_BTS)
+        elif isinstance(seen, jax.Array):
+            out_BTHC = attend(q_BTHC, k_BSKC, v_BSKC, seen)
         axes, std = ("heads", "head", "embed"), residual_std(config)
-        return Projection((H, C, D), axes, dtype, std, contracted=2, bias=config.bias, name="out")(out_BTHC)
+        out = Projection((H, C, D), axes, dtype, std, contracted=2, bias=config.bias, name="out")
+        return out(out_BTHC), memory

@@ -51,6 +51,13 @@ class Dtype(enum.StrEnum):
     BFLOAT16 = "bfloat16"
 
 
+class CacheDtype(enum.StrEnum):
+    """What decoding keeps keys and values in: the type of the model, or int8 with a float32 scale a head and slot."""
+
+    MODEL = "model"
+    INT8 = "int8"
+
+
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
     """A decoder-only transformer.
@@ -72,6 +79,7 @@ class ModelConfig:
     feed_forward: FeedForward = FeedForward.SWIGLU
     positions: Positions = Positions.ROPE
     rope_base: float = 10_000.0
+    window: int | None = None  # a query sees so many of the newest keys, itself included; None: all
     bias: bool = False
     qk_norm: bool = False
     tied_embedding: bool = True
@@ -84,7 +92,7 @@ class ModelConfig:
         for name in ("vocab_size", "context_length", "n_layer", "d_model", "n_head", "d_ff"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} is {getattr(self, name)}; it must be positive", where="config.model")
-        for name in ("n_kv_head", "d_head"):
+        for name in ("n_kv_head", "d_head", "window"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{name} is {value}; it must be positive", where="config.model")

@@ -21,14 +21,15 @@ from lm.model.config import ModelConfig, Remat
 from lm.model.score import token_log_probs
 from lm.model.transformer import Transformer
 
-_NUMBERS = {"float32": 4, "bfloat16": 2, "int8": 1}  # bytes a number in the cache
+CACHE_NUMBERS = {"float32": (4, 0), "bfloat16": (2, 0), "int8": (1, 4)}  # bytes a number and a scale
 _CONVENTIONS = {
     "parameters": "each trained number once; a tied table is in embedding; norms = scales and all biases; "
     "nonembedding = matrices + norms",
     "flops_per_token": "training = forward + backward, a token of a full window; a lookup is free, a tied head is not",
     **{convention.value: convention.meaning for convention in Flops},
     "kaplan_forward": "forward only, 2N + 2 n_layer n_ctx d_model with N = nonembedding (Kaplan et al. 2020)",
-    "cache_bytes": "keys and values of one sequence: 2 x layers x key-value heads x head width x tokens x bytes",
+    "cache_bytes": "keys and values of one sequence: 2 x layers x key-value heads x head width x tokens x bytes; a "
+    "sliding window keeps its width of tokens; int8 has a float32 scale for every head width of numbers",
     "run_flops": "tokens of the whole run x flops_per_token",
 }
 
@@ -43,8 +44,8 @@ def costs(config: ModelConfig, tokens: int) -> dict[str, Any]:
         "flops_per_token": {convention.value: flops_per_token(config, convention) for convention in Flops}
         | {"kaplan_forward": kaplan_forward_flops(config)},
         "cache_bytes": {
-            name: {"per_token": cache_bytes(config, 1, 1, size), "at_context": cache_bytes(config, T, 1, size)}
-            for name, size in _NUMBERS.items()
+            name: {"per_token": cache_bytes(config, 1, 1, *sizes), "at_context": cache_bytes(config, T, 1, *sizes)}
+            for name, sizes in CACHE_NUMBERS.items()
         },
         "context_length": T,
         "tokens": tokens,

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from lm.base.errors import UsageError
 from lm.model.attention import SelfAttention, causal_mask
+from lm.model.cache import EMPTY, Cache, Memory, Recall, recall
 from lm.model.config import ModelConfig, Positions, Remat
 from lm.model.feedforward import PositionWise
 from lm.model.layers import Normalise, normal
@@ -22,38 +23,45 @@ from lm.model.positions import LearnedPositions, Rotation, document_positions, r
 RESIDUAL = ("batch", "sequence", "embed")
 
 
+Carry = tuple[jax.Array, Memory | None]
+
+
 class Block(nn.Module):
     """One pre-norm layer; its result is a pair because `scan` wants a carry and an output."""
 
     config: ModelConfig
 
     @nn.compact
-    def __call__(self, x_BTD: jax.Array, turn: Rotation | None, mask_BTS: jax.Array) -> tuple[jax.Array, None]:
+    def __call__(self, carry: Carry, turn: Rotation | None, seen: jax.Array | Recall) -> tuple[Carry, None]:
         config = self.config
+        x_BTD, memory = carry
         y_BTD = Normalise(config.norm, config.norm_eps, config.bias, name="attention_norm")(x_BTD)
-        x_BTD = x_BTD + SelfAttention(config, name="attention")(y_BTD, turn, mask_BTS)
+        y_BTD, memory = SelfAttention(config, name="attention")(y_BTD, turn, seen, memory)
+        x_BTD = x_BTD + y_BTD
         y_BTD = Normalise(config.norm, config.norm_eps, config.bias, name="feed_forward_norm")(x_BTD)
         x_BTD = x_BTD + PositionWise(config, name="feed_forward")(y_BTD)
-        return nn.with_logical_constraint(x_BTD, RESIDUAL), None
+        return (nn.with_logical_constraint(x_BTD, RESIDUAL), memory), None
 
 
 class Transformer(nn.Module):
     """Decoder-only, pre-norm (the layout of GPT-2, and of Llama with its choices).
 
-    `segments_BT` holds the document id of each position (int32, non-decreasing along T): attention then stays inside a
-    document and positions restart at each document's first token. Without it the row is one document.
-    Returns float32 logits [B, T, V].
-
-    Raises:
-      UsageError: a row longer than the table of learned positions.
+    Parameters are stacked over layers; `unstacked` reads them layer by layer (`lm.decode.weights` takes them apart).
     """
 
     config: ModelConfig
+    unstacked: bool = False
 
-    @nn.compact
     def __call__(self, tokens_BT: jax.Array, segments_BT: jax.Array | None = None) -> jax.Array:
-        config = self.config
-        dtype, length = config.dtype.value, tokens_BT.shape[1]
+        """The logits of whole rows, float32 [B, T, V].
+
+        `segments_BT` holds the document id of each position (int32, non-decreasing along T): attention then stays
+        inside a document and positions restart at each document's first token. Without it the row is one document.
+
+        Raises:
+          UsageError: a row longer than the table of learned positions.
+        """
+        config, length = self.config, tokens_BT.shape[1]
         if config.positions is Positions.LEARNED and length > config.context_length:
             raise UsageError(
                 f"a window of {length} tokens is longer than context_length {config.context_length}",
@@ -61,9 +69,39 @@ class Transformer(nn.Module):
                 do="Learned positions end there: use a shorter window.",
             )
         if segments_BT is None:
-            positions_BT = jnp.arange(length, dtype=jnp.int32)[None, :]
+            position_BT = jnp.arange(length, dtype=jnp.int32)[None, :]
         else:
-            positions_BT = document_positions(segments_BT)
+            position_BT = document_positions(segments_BT)
+        logits_BTV, _ = self._through(tokens_BT, position_BT, causal_mask(length, segments_BT, config.window), None)
+        return logits_BTV
+
+    def extend(
+        self, tokens_BT: jax.Array, count_B: jax.Array, cache: Cache, *, fresh: bool = False, last: int | None = None
+    ) -> tuple[jax.Array, Cache]:
+        """Goes on from `cache` with the last `count_B` of the T tokens of each row (what is left of them is padding).
+
+        Returns float32 logits of the `last` places (None: all T) and the cache with the tokens. `fresh` promises that
+        the cache holds nothing yet, and saves reading it. Room is the caller's business: without it the oldest tokens
+        are forgotten, as in a sliding window.
+        """
+        T = tokens_BT.shape[1]
+        index_BT = jnp.arange(T, dtype=jnp.int32)[None, :] - (T - count_B[:, None])
+        position_BT = jnp.where(index_BT >= 0, cache.length_B[:, None] + index_BT, EMPTY)
+        cache, seen = recall(cache, position_BT, self.config.window, fresh)
+        first = Memory(cache, 0 if self.unstacked else jnp.zeros((), jnp.int32))
+        logits_BTV, memory = self._through(tokens_BT, jnp.maximum(position_BT, 0), seen, first, last)
+        return logits_BTV, cache if memory is None else memory.cache
+
+    @nn.compact
+    def _through(
+        self,
+        tokens_BT: jax.Array,
+        position_BT: jax.Array,
+        seen: jax.Array | Recall,
+        memory: Memory | None,
+        last: int | None = None,
+    ) -> tuple[jax.Array, Memory | None]:
+        config, dtype = self.config, self.config.dtype.value
         table_VD = self.param(
             "embedding", normal(config.init_scale, ("vocab", "embed")), (config.vocab_size, config.d_model), jnp.float32
         )
@@ -71,11 +109,18 @@ class Transformer(nn.Module):
         turn = None
         if config.positions is Positions.LEARNED:
             table = LearnedPositions(config.context_length, config.d_model, config.init_scale, dtype, name="position")
-            x_BTD = x_BTD + table(positions_BT)
+            x_BTD = x_BTD + table(position_BT)
         else:
-            turn = rotation(positions_BT, config.head_width, config.rope_base)
-        x_BTD = nn.with_logical_constraint(x_BTD, RESIDUAL)
-        x_BTD, _ = _stack(config)(x_BTD, turn, causal_mask(length, segments_BT))
+            turn = rotation(position_BT, config.head_width, config.rope_base)
+        carry = nn.with_logical_constraint(x_BTD, RESIDUAL), memory
+        if self.unstacked:
+            for layer in range(config.n_layer):
+                carry, _ = Block(config, name=f"layer_{layer}")(carry, turn, seen)
+        else:
+            carry, _ = _stack(config)(carry, turn, seen)
+        x_BTD, memory = carry
+        if last is not None:
+            x_BTD = x_BTD[:, -last:]
         x_BTD = Normalise(config.norm, config.norm_eps, config.bias, name="final_norm")(x_BTD)
         if config.tied_embedding:
             head_DV = table_VD.T
@@ -84,7 +129,7 @@ class Transformer(nn.Module):
                 "head", normal(config.init_scale, ("embed", "vocab")), (config.d_model, config.vocab_size), jnp.float32
             )
         logits_BTV = jnp.einsum("BTD,DV->BTV", x_BTD, head_DV.astype(dtype), preferred_element_type=jnp.float32)
-        return nn.with_logical_constraint(logits_BTV, ("batch", "sequence", "vocab"))
+        return nn.with_logical_constraint(logits_BTV, ("batch", "sequence", "vocab")), memory
 
 
 def expected_first_loss(config: ModelConfig) -> float:

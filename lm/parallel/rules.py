@@ -11,9 +11,13 @@ RULES: tuple[tuple[str, str | tuple[str, ...] | None], ...] = (
 )
 
 
-def state_shardings(boxed_state, mesh: Mesh):
-    """The sharding of every leaf of a state whose parameters carry Linen's logical axis names."""
-    return nn.logical_to_mesh_sharding(nn.get_partition_spec(boxed_state), mesh, RULES)
+def placed(boxed_state, mesh: Mesh):
+    """Shapes, dtypes and shardings of an abstract state whose parameters carry Linen's logical axis names."""
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        nn.unbox(boxed_state),
+        nn.logical_to_mesh_sharding(nn.get_partition_spec(boxed_state), mesh, RULES),
+    )
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:

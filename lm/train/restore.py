@@ -2,41 +2,27 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 from lm.base.config import build
-from lm.base.errors import UsageError
-from lm.data.tokenizer import Tokenizer, load_tokenizer
-from lm.parallel.mesh import MeshConfig, make_mesh
-from lm.run.checkpoint import load_params
 from lm.run.folder import RunFolder
+from lm.run.restore import LoadedModel, load_model
 from lm.train.config import RunConfig
-from lm.train.step import abstract_state
 
 
 @dataclasses.dataclass(frozen=True)
-class LoadedRun:
-    """What decoding and scoring need of a run."""
+class LoadedRun(LoadedModel):
+    """A trained model and the whole configuration of its run."""
 
     config: RunConfig
-    params: Any
-    tokenizer: Tokenizer
-    step: int
 
 
 def load_run(path: Path | str) -> LoadedRun:
-    """Loads the newest checkpoint of a run folder onto this machine's devices, replicated over its own mesh.
+    """As `lm.run.restore.load_model`, with the run's configuration.
 
     Raises:
       UsageError: not a run folder, no checkpoint yet, or the tokenizer's file has changed since.
       RunError: no usable checkpoint.
     """
-    folder = RunFolder(Path(path))
-    recorded = folder.read_config()
-    config = build(RunConfig, recorded["config"])
-    tokenizer = load_tokenizer(config.data.tokenizer)
-    if tokenizer.fingerprint != recorded["identity"].get("tokenizer"):
-        raise UsageError("the tokenizer is not the one that the run was trained with", where=config.data.tokenizer)
-    mesh = make_mesh(MeshConfig())
-    step, params = load_params(folder.checkpoints, abstract_state(config, mesh)["params"])
-    return LoadedRun(config, params, tokenizer, step)
+    config = build(RunConfig, RunFolder(Path(path)).read_config()["config"])
+    loaded = load_model(path)
+    return LoadedRun(loaded.model, loaded.params, loaded.tokenizer, loaded.step, config)

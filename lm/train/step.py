@@ -9,7 +9,7 @@ import optax
 from jax.sharding import Mesh
 
 from lm.model.transformer import Transformer
-from lm.parallel.rules import RULES, batch_sharding, replicated, state_shardings
+from lm.parallel.rules import RULES, batch_sharding, placed, replicated
 from lm.train.config import RunConfig
 from lm.train.loss import loss_sums
 from lm.train.optimizer import make_optimizer
@@ -27,13 +27,7 @@ def init_state(config: RunConfig, key) -> State:
 
 def abstract_state(config: RunConfig, mesh: Mesh) -> State:
     """Shapes, dtypes and shardings of the state, without computing anything."""
-    boxed = jax.eval_shape(lambda: init_state(config, jax.random.key(0)))
-    shardings = state_shardings(boxed, mesh)
-    return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        nn.unbox(boxed),
-        shardings,
-    )
+    return placed(jax.eval_shape(lambda: init_state(config, jax.random.key(0))), mesh)
 
 
 def fresh_state(config: RunConfig, mesh: Mesh) -> State:

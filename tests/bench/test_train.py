@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lm.bench import command, machine, train
-from lm.bench.peer import find_python, running
-from lm.bench.train import Shape, disagreement, our_step, peers_of, save_start
+from lm.bench import command, limits, machine, train
+from lm.bench.peer import find_python, running, save_start
+from lm.bench.train import Shape, disagreement, our_step, peers_of
 from lm.cli import main
 from lm.model.config import Dtype
 from lm.parallel.mesh import make_mesh
@@ -29,7 +29,8 @@ def test_nanogpt_computes_our_function(tmp_path):
         pytest.skip(torch_python[1])
     config, start = TINY.run_config(Dtype.FLOAT32), tmp_path / "start.npz"
     tokens_BW = np.random.default_rng(1).integers(TINY.vocabulary, size=(TINY.batch, TINY.length + 1), dtype=np.int32)
-    save_start(start, fresh_state(config, make_mesh(config.mesh))["params"], tokens_BW)
+    params = fresh_state(config, make_mesh(config.mesh))["params"]
+    save_start(start, params, inputs=tokens_BW[:, :-1], targets=tokens_BW[:, 1:])
     _, ours = our_step(config, tokens_BW)
     (peer,) = [peer for peer in peers_of(TINY, torch_python, start) if peer.name == "nanoGPT eager float32"]
     with running(peer) as started:
@@ -49,9 +50,9 @@ def test_another_function_is_refused_and_nan_is_another():
 @pytest.mark.slow
 def test_rows_for_both_types_with_nanodo_computing_our_function_and_pytorch_missing(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(train, "find_python", lambda asked, module: (None, f"no interpreter with {module}"))
-    monkeypatch.setattr(train, "MATMUL_SIDES", (32, 48))
+    monkeypatch.setattr(limits, "MATMUL_SIDES", (32, 48))
     real = train.bench_train
-    monkeypatch.setattr(train, "bench_train", lambda python, rounds, meter: real(python, rounds, meter, [TINY]))
+    monkeypatch.setattr(train, "bench_train", lambda python, rounds, meter, _: real(python, rounds, meter, [TINY]))
     file = tmp_path / "train.json"
     command.bench(command.What.TRAIN, file, None, rounds=2)
     value, text = json.loads(file.read_text()), capsys.readouterr().out

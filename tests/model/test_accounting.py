@@ -20,8 +20,9 @@ from lm.model.accounting import (
     kaplan_forward_flops,
     step_flops,
 )
-from lm.model.config import Dtype, FeedForward, ModelConfig, Norm, Positions, Remat
-from lm.model.count import traced_flops_per_token
+from lm.model.cache import empty_cache
+from lm.model.config import CacheDtype, Dtype, FeedForward, ModelConfig, Norm, Positions, Remat
+from lm.model.count import CACHE_NUMBERS, traced_flops_per_token
 from lm.model.transformer import Transformer
 from lm.train.config import RunConfig
 from tests.model.variants import COVERING, identify, replace, tiny
@@ -107,6 +108,26 @@ def test_hand_counts_of_one_small_model():
     assert kaplan_forward_flops(config) == 2 * counts.nonembedding + 2 * 3 * 4 * 8
 
 
+def test_a_sliding_window_is_counted_by_the_keys_that_are_seen():
+    config = tiny(n_head=2, d_head=4, context_length=4)
+    for window, seen in ((None, 1 + 2 + 3 + 4), (1, 4), (2, 1 + 2 + 2 + 2), (3, 1 + 2 + 3 + 3), (4, 10), (99, 10)):
+        windowed = replace(config, window=window)
+        without_attention = 3 * (2 * 16 * 11 + 2 * 2 * (16 * 4 * 8 + 3 * 16 * 24))
+        # Two layers of two heads of width 4; a score and its share of the sum are two products each, times 3.
+        assert 4 * (flops_per_token(windowed, Flops.MATMUL) - without_attention) == 3 * 2 * (2 * 4 * 4) * seen
+        # What is computed is the whole square, masked.
+        full = flops_per_token(windowed, Flops.MATMUL_FULL)
+        assert full == flops_per_token(config, Flops.MATMUL_FULL) == traced_flops_per_token(windowed)
+        assert count_parameters(windowed) == count_parameters(config)
+
+
+def test_a_share_of_a_flop_is_rounded_once_a_token():
+    config = tiny(n_head=1, d_head=2, context_length=7, window=3)
+    # Two products of width 2 with 1 + 2 + 5 x 3 keys for 7 tokens are 20.57 FLOPs a token and layer; with one key, 8.
+    more = flops_per_token(config, Flops.MATMUL) - flops_per_token(replace(config, window=1), Flops.MATMUL)
+    assert more == 3 * 2 * (21 - 8)
+
+
 def test_tied_head_costs_products_but_no_parameters():
     tied, untied = tiny(), tiny(tied_embedding=False)
     assert count_parameters(untied).total - count_parameters(tied).total == 11 * 16
@@ -123,6 +144,18 @@ def test_cache_of_llama_8b():
     config = published("llama.py:8b")
     assert cache_bytes(config, 1, 1, bytes_per_number=2) == 2 * 32 * 8 * 128 * 2 == 131_072
     assert cache_bytes(config, 8192, 3, bytes_per_number=2) == 3 * 2**30
+    assert cache_bytes(config, 1, 1, bytes_per_number=1, bytes_per_scale=4) == 2 * 32 * 8 * (128 + 4)
+
+
+@pytest.mark.parametrize("kv_heads", [None, 2, 1])  # multi-head, grouped, multi-query
+@pytest.mark.parametrize("window", [None, 5, 99])
+@pytest.mark.parametrize("dtype", Dtype)
+def test_cache_bytes_are_those_of_the_arrays(kv_heads: int | None, window: int | None, dtype: Dtype):
+    config = tiny(n_kv_head=kv_heads, window=window, dtype=dtype)
+    for kept, sizes in ((CacheDtype.MODEL, CACHE_NUMBERS[dtype.value]), (CacheDtype.INT8, CACHE_NUMBERS["int8"])):
+        cache = empty_cache(config, 3, 20, kept)
+        stored = jax.tree.leaves((cache.k_LBKSC, cache.v_LBKSC, cache.k_scale_LBKS, cache.v_scale_LBKS))
+        assert sum(array.nbytes for array in stored) == cache_bytes(config, 20, 3, *sizes)
 
 
 def test_products_inside_control_flow_are_counted_as_often_as_they_run():
@@ -153,5 +186,12 @@ def test_count_command(capsys):
     assert named <= set(counted["conventions"])
     assert main(["count", "--config", f"{CONFIGS}/llama.py:1b"]) == 0
     assert "1,235,814,400" in capsys.readouterr().out
+    assert main(["count", "--config", f"{CONFIGS}/llama.py:1b", "--config.model.window=512", "--json"]) == 0
+    sliding = json.loads(capsys.readouterr().out)["cache_bytes"]
+    # 16 layers, 8 heads of 64; no more than the window is kept, and int8 has a float32 scale a head.
+    assert sliding["bfloat16"] == {"per_token": 32_768, "at_context": 512 * 32_768}
+    assert sliding["int8"] == {"per_token": 2 * 16 * 8 * (64 + 4), "at_context": 512 * 2 * 16 * 8 * (64 + 4)}
+    assert main(["count", "--config", f"{CONFIGS}/llama.py:1b", "--config.model.window=0"]) == 2
+    assert "window is 0" in capsys.readouterr().err
     assert main(["count", "--config", f"{CONFIGS}/llama.py:3b"]) == 2
     assert "Known: 1b, 8b, 70b" in capsys.readouterr().err

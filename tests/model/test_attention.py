@@ -17,6 +17,10 @@ def test_worked_example():
     v_BSKC = jnp.eye(3, 64)[None, :, None, :]
     weights = attend(q_BTHC, k_BSKC, v_BSKC, jnp.ones((1, 1, 3), bool))[0, 0, 0, :3]
     np.testing.assert_allclose(weights, [0.855, 0.090, 0.055], atol=5e-4)  # three printed digits
+    # A key that comes later weighs nothing, and the others share what it had.
+    causal = attend(q_BTHC, k_BSKC, v_BSKC, jnp.array([[[True, True, False]]]))[0, 0, 0, :3]
+    np.testing.assert_allclose(causal, [0.855 / 0.945, 0.090 / 0.945, 0.0], atol=5e-4)
+    assert causal[2] == 0.0
 
 
 def test_masked_keys_weigh_exactly_nothing():
@@ -58,6 +62,14 @@ def test_documents_do_not_see_each_other():
     expected = np.tril(np.ones((5, 5), bool))
     expected[2:, :2] = False
     assert np.array_equal(causal_mask(5, segments_BT)[0], expected)
+
+
+def test_a_sliding_window_is_so_many_keys_wide_itself_included():
+    expected = np.array([[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]], bool)
+    assert np.array_equal(causal_mask(4, None, window=2)[0], expected)
+    assert np.array_equal(causal_mask(4, None, window=1)[0], np.eye(4, dtype=bool))
+    expected[2, 1] = False
+    assert np.array_equal(causal_mask(4, jnp.array([[1, 1, 2, 2]]), window=2)[0], expected)
 
 
 def test_positions_restart_in_each_document():

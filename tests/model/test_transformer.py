@@ -50,8 +50,8 @@ def test_future_tokens_have_exactly_no_influence(config: ModelConfig):
     assert jnp.all(jnp.any(before[:, t:] != after[:, t:], axis=-1))
 
 
-@pytest.mark.parametrize("config", [tiny(tied_embedding=False), MIXED, tiny(tied_embedding=False, **GPT2_LIKE)])
-def test_jacobian_is_causal(config: ModelConfig):
+def influence(config: ModelConfig) -> np.ndarray:
+    """How strongly the logits at t depend on the token at s, [T, S]."""
     x_BT = jnp.arange(config.context_length)[None, :]  # each token once: its embedding's gradient is its position's
     params = parameters(config)
 
@@ -60,9 +60,31 @@ def test_jacobian_is_causal(config: ModelConfig):
         return logits_BTV[0] @ jnp.linspace(-1.0, 2.0, config.vocab_size)
 
     jacobian_TVD = jax.jit(jax.jacrev(mixed_logits))(params["embedding"])
-    influence_TS = np.array(jnp.max(jnp.abs(jacobian_TVD), axis=-1))[:, : config.context_length]
+    return np.array(jnp.max(jnp.abs(jacobian_TVD), axis=-1))[:, : config.context_length]
+
+
+@pytest.mark.parametrize("config", [tiny(tied_embedding=False), MIXED, tiny(tied_embedding=False, **GPT2_LIKE)])
+def test_jacobian_is_causal(config: ModelConfig):
+    influence_TS = influence(config)
     assert np.all(influence_TS[np.triu_indices(config.context_length, 1)] == 0.0)
     assert np.all(influence_TS[np.tril_indices(config.context_length)] > 0.0)
+
+
+def test_each_layer_of_a_sliding_window_reaches_back_its_width_less_one():
+    config = tiny(window=3, tied_embedding=False)
+    back_TS = np.arange(8)[:, None] - np.arange(8)[None, :]
+    reached_TS = (back_TS >= 0) & (back_TS <= config.n_layer * 2)
+    assert not reached_TS[-1, 0]
+    np.testing.assert_array_equal(influence(config) > 0.0, reached_TS)
+
+
+def test_a_window_as_wide_as_the_context_is_none():
+    params, x_BT = parameters(tiny()), tokens(tiny())
+    plain_BTV = logits(tiny(), params, x_BT)
+    assert jnp.array_equal(logits(tiny(window=8), params, x_BT), plain_BTV)
+    narrow_BTV = logits(tiny(window=3), params, x_BT)
+    np.testing.assert_allclose(narrow_BTV[:, :3], plain_BTV[:, :3], atol=1e-5)  # the same sums with exact zeros
+    assert np.abs(narrow_BTV[:, 3:] - plain_BTV[:, 3:]).max(axis=(0, 2)).min() > 1e-2
 
 
 @pytest.mark.parametrize("config", [tiny(), MIXED, tiny(**GPT2_LIKE)])
@@ -101,7 +123,7 @@ def test_as_many_key_heads_as_queries_is_multi_head_attention():
     assert jnp.array_equal(logits(tiny(), params, x_BT), logits(tiny(n_kv_head=4), params, x_BT))
 
 
-@pytest.mark.parametrize("config", [tiny(), MIXED, tiny(**GPT2_LIKE)])
+@pytest.mark.parametrize("config", [tiny(), MIXED, tiny(**GPT2_LIKE), tiny(window=3)])
 def test_document_alone_equals_document_among_others(config: ModelConfig):
     params, x_BT = parameters(config), tokens(config, rows=1)
     together = logits(config, params, x_BT, jnp.array([[4, 4, 4, 4, 7, 7, 7, 7]]))
@@ -178,6 +200,8 @@ def test_window_beyond_learned_positions_is_a_usage_error():
         ({"n_kv_head": 3}, "n_kv_head 3 does not divide n_head 4"),
         ({"n_kv_head": 0}, "n_kv_head is 0"),
         ({"d_head": 0}, "d_head is 0"),
+        ({"window": 0}, "window is 0"),
+        ({"window": -1}, "window is -1"),
         ({"d_head": 5}, "head width 5 is odd"),
         ({"n_layer": 0}, "n_layer is 0"),
     ],

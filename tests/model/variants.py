@@ -31,16 +31,22 @@ def tiny(**changes: Any) -> ModelConfig:
     return ModelConfig(**{**values, **changes})
 
 
-def covering(choices: dict[str, tuple[Any, ...]] = CHOICES) -> list[ModelConfig]:
-    """Models in which every pair of values of any two choices occurs; greedy, in a fixed order."""
+def pairwise(choices: dict[str, tuple[Any, ...]]) -> list[dict[str, Any]]:
+    """Rows in which every pair of values of any two choices occurs; greedy, in a fixed order."""
     rows = [dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())]
-    pairs = {pair for row in rows for pair in itertools.combinations(row.items(), 2)}
+    pairs_of = [set(itertools.combinations(row.items(), 2)) for row in rows]
+    missing = set().union(*pairs_of)
     chosen = []
-    while pairs:
-        best = max(rows, key=lambda row: sum(pair in pairs for pair in itertools.combinations(row.items(), 2)))
-        pairs -= set(itertools.combinations(best.items(), 2))
-        chosen.append(tiny(**best))
+    while missing:
+        best = max(range(len(rows)), key=lambda row: len(pairs_of[row] & missing))
+        missing -= pairs_of[best]
+        chosen.append(rows[best])
     return chosen
+
+
+def covering(choices: dict[str, tuple[Any, ...]] = CHOICES) -> list[ModelConfig]:
+    """Models in which every pair of values of any two choices occurs."""
+    return [tiny(**row) for row in pairwise(choices)]
 
 
 COVERING = covering()

@@ -1,0 +1,8 @@
+"""Parameters and a prompt to text: `from lm.decode import generate`."""
+
+from lm.decode.ask import generate, load_decoder
+from lm.decode.constrain import Constraint
+from lm.decode.generate import Completion, Decoder
+from lm.decode.loop import Finish
+
+__all__ = ["Completion", "Constraint", "Decoder", "Finish", "generate", "load_decoder"]

@@ -1,0 +1,398 @@
+"""Prompts in, completions out: lengths are rounded up to buckets, so that few programs are compiled."""
+
+import dataclasses
+import enum
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lm.base.errors import RunError, UsageError
+from lm.data.tokenizer import Tokenizer
+from lm.decode import loop, strategy
+from lm.decode.constrain import Automaton, Constraint
+from lm.decode.loop import Finish, Limits, State
+from lm.decode.strategy import GREEDY, Strategy
+from lm.decode.text import first_stop
+from lm.decode.weights import lay_out
+from lm.model.cache import Cache, empty_cache, forget, grow, take_rows
+from lm.model.config import CacheDtype, ModelConfig
+
+SMALLEST_BUCKET = 16
+CHUNK = 512  # tokens of a prompt in one pass
+STOP_CHECK = 16  # tokens between looks at the text for stop strings
+
+Prompt = str | np.ndarray
+"""A text, which begins a document; or ids, taken as they are."""
+
+
+class Full(enum.StrEnum):
+    """What happens to a prompt and answer that would not fit the context: refused, or cut off with a reason."""
+
+    ERROR = "error"
+    STOP = "stop"
+
+
+@dataclasses.dataclass(frozen=True)
+class Completion:
+    """One answer: ids with log-probabilities in nats under the model and under the strategy, bytes, and why it ended.
+
+    `tokens` hold the end token where there was one; `text` ends before a stop string.
+    """
+
+    tokens: np.ndarray
+    log_probs: np.ndarray
+    strategy_log_probs: np.ndarray
+    text: bytes
+    finish: Finish
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What is asked for: how many tokens, how they are chosen, and what else ends an answer.
+
+    `end_ids` None: the tokenizer's end of text. `stops` are byte strings. `samples` answers are given to each prompt,
+    one after the other, each with a key of its own; the prompt is read once. With a `constraint` every answer matches
+    it whole, cut off or not: near the limit only what can still be completed is allowed.
+
+    Raises:
+      UsageError: a seed outside [0, 2^32), an empty stop string, a negative end id, or a constraint with stop strings.
+    """
+
+    max_tokens: int = 128
+    steps: Strategy = GREEDY
+    seed: int = 0
+    end_ids: tuple[int, ...] | None = None
+    stops: tuple[bytes, ...] = ()
+    full: Full = Full.ERROR
+    samples: int = 1
+    constraint: Constraint | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**32:
+            raise UsageError(f"seed is {self.seed}; it lies in 0 to 2**32 - 1", where="seed")
+        if b"" in self.stops:
+            raise UsageError("a stop string is empty: it would end every answer", where="stops")
+        if self.constraint and self.stops:
+            raise UsageError("a stop string would cut an answer that is held to a constraint", where="stops")
+        if min(self.end_ids or (0,)) < 0:
+            raise UsageError(f"there is no token {min(self.end_ids or ())}", where="end_ids")
+
+
+class Prefilled(NamedTuple):
+    """Prompts that were read: the logits after each, the cache with them, and when their answers end."""
+
+    logits_BV: jax.Array
+    cache: Cache
+    limits: Limits
+
+
+@dataclasses.dataclass(frozen=True)
+class Session:
+    """Rows under way; every change gives a new one, and the one before is used up (its memory is written over).
+
+    `context` holds the ids of each row up to its answer: prompts and earlier answers.
+    """
+
+    state: State
+    limits: Limits
+    request: Request
+    context: tuple[np.ndarray, ...]
+
+    @property
+    def done(self) -> bool:
+        """Whether every row has ended."""
+        return bool(np.all(np.asarray(self.state.finish_B) != Finish.RUNNING))
+
+
+class Decoder:
+    """A model laid out for decoding, with its tokenizer.
+
+    Raises:
+      UsageError: a vocabulary smaller than the tokenizer's.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        params: Any,
+        tokenizer: Tokenizer,
+        *,
+        cache_dtype: CacheDtype = CacheDtype.MODEL,
+        unstack: bool = True,
+    ):
+        if config.vocab_size < tokenizer.vocab_size:
+            raise UsageError(
+                f"the model has {config.vocab_size} tokens, the tokenizer {tokenizer.vocab_size}", where="tokenizer"
+            )
+        self.config, self.tokenizer, self.cache_dtype = config, tokenizer, cache_dtype
+        self.model, self.params = lay_out(config, params, unstack=unstack)
+
+    def encode(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
+        """Ids of the prompts, an array a row.
+
+        Raises:
+          UsageError: a text that is not Unicode.
+        """
+        for row, prompt in enumerate(prompts):
+            if isinstance(prompt, str) and any("\ud800" <= character <= "\udfff" for character in prompt):
+                raise UsageError(f"prompt {row} is not Unicode", where="prompts", do="Pass UTF-8.")
+        texts = iter(self.tokenizer.encode_batch([prompt for prompt in prompts if isinstance(prompt, str)]))
+        begin = np.array([self.tokenizer.eos_id])
+        return [np.concatenate([begin, next(texts)]) if isinstance(prompt, str) else prompt for prompt in prompts]
+
+    def prefill(self, prompts: Sequence[np.ndarray], request: Request, *, spare: int = 0) -> Prefilled:
+        """Reads the prompts (ids, an array a row) into a cache with room for the answers and `spare` tokens more.
+
+        Raises:
+          UsageError: no prompt, an empty one, an id outside the vocabulary, or more tokens than the context holds.
+        """
+        slots = bucket(max((len(prompt) for prompt in prompts), default=0)) + bucket(request.max_tokens + spare)
+        cache = empty_cache(self.config, len(prompts), slots, self.cache_dtype, spare=spare)
+        return self._prefill(prompts, cache, request, fresh=True)
+
+    def start(self, prompts: Sequence[np.ndarray], request: Request, *, spare: int = 0, first: int = 0) -> Session:
+        """Reads the prompts as `prefill` and chooses the first token of each answer; a row an answer.
+
+        `first` is the number of the first prompt: pieces of a list are sampled as the whole list would be.
+
+        Raises:
+          UsageError: as `prefill`; or no sample was asked for.
+        """
+        if request.samples < 1:
+            raise UsageError(f"{request.samples} samples were asked for", where="samples", do="Ask for at least 1.")
+        read = self.prefill(prompts, request, spare=spare)
+        row_N, sample_N = np.divmod(np.arange(len(prompts) * request.samples, dtype=np.uint32), request.samples)
+        if request.samples > 1:
+            read = repeated(read, row_N)
+        fold = jax.vmap(jax.random.fold_in)
+        seed_N = jnp.broadcast_to(jax.random.key(request.seed), row_N.shape)
+        key_N = fold(fold(seed_N, jnp.asarray(first + row_N)), jnp.asarray(sample_N))
+        return self._first(read, [prompts[row] for row in row_N], key_N, request)
+
+    def go_on(self, session: Session, prompts: Sequence[np.ndarray], request: Request | None = None) -> Session:
+        """Another turn: each row's context, its answer and then its new prompt, which may be empty, are the context.
+
+        The cache is kept. After a stop string the answer ends with the token that completed it. Where a sliding window
+        has moved past what a row needs (it ended long before the others), everything is read again.
+
+        Raises:
+          UsageError: as `start`; not a prompt for every row; or a session that was used up.
+        """
+        request = session.request if request is None else request
+        state = _fresh(session).state
+        if len(prompts) != len(session.context):
+            raise UsageError(f"{len(prompts)} prompts for {len(session.context)} rows", where="prompts")
+        before = [
+            np.concatenate([known, answer.tokens])
+            for known, answer in zip(session.context, self.completions(session), strict=True)
+        ]
+        context = [np.concatenate(parts).astype(np.int32) for parts in zip(before, prompts, strict=True)]
+        key_B = jax.vmap(jax.random.fold_in, in_axes=(0, None))(state.key_B, state.step)
+        kept_B = np.array([len(known) - 1 for known in before], np.int32)  # the last one is chosen, but not read yet
+        cache = forget(state.cache, jnp.asarray(kept_B))
+        if self._lost(cache, kept_B):
+            return self._first(self.prefill(context, request), context, key_B, request)
+        new = [known[kept:] for known, kept in zip(context, kept_B, strict=True)]
+        slots = bucket(int(kept_B.max()) + bucket(max(len(part) for part in new)) + request.max_tokens)
+        read = self._prefill(new, grow(cache, self.config, slots), request, fresh=False)
+        return self._first(read, context, key_B, request)
+
+    def advance(self, session: Session, until: int) -> Session:
+        """Goes on until every row has `until` tokens or has ended; stop strings are looked for in between.
+
+        Raises:
+          UsageError: a session that was used up.
+          RunError: as `completions`, as far as they are looked at.
+        """
+        request = _fresh(session).request
+        at = int(session.state.step)
+        while at < until and not session.done:
+            at = min(until, at + STOP_CHECK) if request.stops else until
+            state = loop.advance(
+                self.model, self.params, session.state, request.steps, session.limits, jnp.asarray(at, jnp.int32)
+            )
+            session = self.stopped(session, state)
+        return session
+
+    def stopped(self, session: Session, state: State) -> Session:
+        """The session with a newer state, in which rows that hold a stop string have ended."""
+        session = dataclasses.replace(session, state=state)
+        if not session.request.stops:
+            return session
+        stopped_B = np.array([answer.finish is Finish.STOP for answer in self.completions(session)])
+        finish_B = jnp.where(stopped_B, Finish.STOP, state.finish_B)
+        return dataclasses.replace(session, state=state._replace(finish_B=finish_B))
+
+    def completions(self, session: Session) -> list[Completion]:
+        """What the rows hold so far, cut at the first stop string.
+
+        Raises:
+          UsageError: a session that was used up.
+          RunError: logits that are not numbers, or a strategy that left no token.
+        """
+        state, stops = _fresh(session).state, session.request.stops
+        arrays = jax.device_get((state.token_BG, state.raw_BG, state.processed_BG, state.taken_B, state.finish_B))
+        found = []
+        for row, (tokens, raw, processed, length, finish) in enumerate(zip(*arrays, strict=True)):
+            _check_numbers(row, raw[:length], processed[:length])
+            text = self.tokenizer.decode(tokens[:length])
+            if (cut := first_stop(text, stops)) is not None:
+                while first_stop(self.tokenizer.decode(tokens[: length - 1]), stops) is not None:
+                    length -= 1
+                text, finish = text[:cut], Finish.STOP
+            found.append(Completion(tokens[:length], raw[:length], processed[:length], text, Finish(int(finish))))
+        return found
+
+    def _prefill(self, prompts: Sequence[np.ndarray], cache: Cache, request: Request, *, fresh: bool) -> Prefilled:
+        used_B = self._checked(prompts) + np.asarray(cache.length_B)
+        if max(request.end_ids or (0,)) >= self.config.vocab_size:
+            what = f"there is no token {max(request.end_ids or ())}: the vocabulary has {self.config.vocab_size}"
+            raise UsageError(what, where="end_ids")
+        allowed_B = self._allowed(used_B, request)
+        end_ids = (self.tokenizer.eos_id,) if request.end_ids is None else request.end_ids
+        automaton = self._automaton(request.constraint, end_ids, allowed_B)
+        logits_BV, cache = self._read(prompts, cache, fresh)
+        limits = Limits(
+            jnp.asarray([*end_ids] or [-1], jnp.int32),
+            jnp.asarray(allowed_B, jnp.int32),
+            jnp.asarray(allowed_B < request.max_tokens),
+            automaton,
+        )
+        return Prefilled(logits_BV, cache, limits)
+
+    def _first(self, read: Prefilled, prompts: Sequence[np.ndarray], key_B: jax.Array, request: Request) -> Session:
+        counts_BV = None
+        if strategy.needs_counts(request.steps):
+            counts = [np.bincount(prompt, minlength=self.config.vocab_size) for prompt in prompts]
+            counts_BV = jnp.asarray(np.stack(counts), jnp.int32)
+        room = bucket(request.max_tokens)
+        state = loop.begin(read.logits_BV, read.cache, request.steps, read.limits, key_B, counts_BV, room=room)
+        return Session(state, read.limits, request, tuple(prompts))
+
+    def _automaton(
+        self, constraint: Constraint | None, end_ids: tuple[int, ...], allowed_B: np.ndarray
+    ) -> Automaton | None:
+        if constraint is None:
+            return None
+        spelled = [end for end in end_ids if end < self.tokenizer.vocab_size and self.tokenizer.token_bytes[end]]
+        if spelled:
+            raise UsageError(f"the end token {spelled[0]} is text, which the constraint is about", where="end_ids")
+        automaton = constraint.over(self.tokenizer, self.config.vocab_size)
+        if automaton.shortest > allowed_B.min():
+            raise UsageError(
+                f"the shortest answer under the constraint has {automaton.shortest} tokens and "
+                f"{allowed_B.min()} are allowed",
+                where="max_tokens",
+            )
+        return automaton
+
+    def _lost(self, cache: Cache, kept_B: np.ndarray) -> bool:
+        """Whether a token that row's next one sees is no longer in the cache."""
+        if self.config.window is None:
+            return False
+        seen_BS = np.asarray(cache.position_BS) > (kept_B - self.config.window)[:, None]
+        return bool(
+            (
+                np.sum(seen_BS & (np.asarray(cache.position_BS) >= 0), axis=1)
+                < np.minimum(kept_B, self.config.window - 1)
+            ).any()
+        )
+
+    def _read(self, prompts: Sequence[np.ndarray], cache: Cache, fresh: bool) -> tuple[jax.Array, Cache]:
+        """The logits [B, V] after each prompt, and the cache with them; in passes of at most `CHUNK` tokens."""
+        count_B = np.array([len(prompt) for prompt in prompts], np.int32)
+        length = bucket(int(count_B.max()))
+        tokens_BT = np.zeros((len(prompts), length), np.int32)
+        for row, prompt in zip(tokens_BT, prompts, strict=True):
+            row[length - len(prompt) :] = prompt
+        for end in range(min(CHUNK, length), length + 1, CHUNK):
+            part_BT = tokens_BT[:, max(0, end - CHUNK) : end]
+            inside_B = np.clip(count_B - (length - end), 0, part_BT.shape[1])
+            logits_BV, cache = loop.prefill(self.model, self.params, part_BT, inside_B, cache, fresh=fresh)
+            fresh = False
+        return logits_BV, cache
+
+    def _checked(self, prompts: Sequence[np.ndarray]) -> np.ndarray:
+        if not prompts:
+            raise UsageError("there is no prompt", where="prompts")
+        for row, prompt in enumerate(prompts):
+            if len(prompt) == 0:
+                raise UsageError(f"prompt {row} is empty", where="prompts", do="Begin with the end-of-text token.")
+            if min(prompt) < 0 or max(prompt) >= self.config.vocab_size:
+                what = f"prompt {row} has an id outside the vocabulary of {self.config.vocab_size}"
+                raise UsageError(what, where="prompts")
+        return np.array([len(prompt) for prompt in prompts])
+
+    def _allowed(self, used_B: np.ndarray, request: Request) -> np.ndarray:
+        """How many tokens each row may get; the last one needs no place, since it is never read."""
+        if request.max_tokens < 1:
+            what = f"{request.max_tokens} tokens were asked for"
+            raise UsageError(what, where="max_tokens", do="Ask for at least 1.")
+        room_B = self.config.context_length - used_B + 1
+        if request.full is Full.ERROR and (room_B < request.max_tokens).any():
+            row = int(np.argmin(room_B))
+            raise UsageError(
+                f"row {row} has {used_B[row]} tokens of context and {request.max_tokens} more are asked for: over the "
+                f"{self.config.context_length} of the model",
+                where="max_tokens",
+                do=f"Ask for at most {max(int(room_B[row]), 0)}, or let answers be cut off there.",
+            )
+        return np.clip(room_B, 0, request.max_tokens)
+
+
+def _fresh(session: Session) -> Session:
+    if any(array.is_deleted() for array in jax.tree.leaves(session.state)):
+        raise UsageError("this session has gone on already", where="session", do="Use the newer one, or start anew.")
+    return session
+
+
+def _check_numbers(row: int, raw: np.ndarray, processed: np.ndarray) -> None:
+    if np.isnan(raw).any():
+        raise RunError(f"the logits before token {int(np.argmax(np.isnan(raw)))} of answer {row} are not numbers",
+                       do="The parameters are not usable: take an earlier checkpoint.")  # fmt: skip
+    if np.isnan(processed).any():
+        raise RunError(f"the strategy left no token at {int(np.argmax(np.isnan(processed)))} of answer {row}",
+                       do="Forbid fewer.")  # fmt: skip
+
+
+@jax.jit
+def repeated(read: Prefilled, row_N: jax.Array) -> Prefilled:
+    """N rows, each a copy of row `row_N` of what was read: several answers to one prompt."""
+    limits = read.limits._replace(tokens_B=read.limits.tokens_B[row_N], full_B=read.limits.full_B[row_N])
+    return Prefilled(read.logits_BV[row_N], take_rows(read.cache, row_N), limits)
+
+
+def bucket(length: int) -> int:
+    """The next power of two, above `CHUNK` the next multiple of it."""
+    if length > CHUNK:
+        return -(-length // CHUNK) * CHUNK
+    return max(SMALLEST_BUCKET, 1 << max(length - 1, 0).bit_length())
+
+
+def generate(decoder: Decoder, prompts: Sequence[Prompt], request: Request = Request()) -> list[Completion]:
+    """Answers to prompts, `request.samples` to each, one prompt after the other.
+
+    Raises:
+      UsageError: no prompt, or more tokens than the context holds.
+    """
+    *_, session = stream(decoder, prompts, request, request.max_tokens)
+    return decoder.completions(session)
+
+
+def stream(
+    decoder: Decoder, prompts: Sequence[Prompt], request: Request, tokens: int, *, first: int = 0
+) -> Iterator[Session]:
+    """The session after the first token of the answers and after every `tokens` more, until all rows have ended.
+
+    Each session is used up by the next one. `first` is as in `Decoder.start`.
+    """
+    session = decoder.start(decoder.encode(prompts), request, first=first)
+    yield session
+    for at in range(1 + tokens, request.max_tokens + tokens, tokens):
+        if session.done:
+            return
+        session = decoder.advance(session, min(at, request.max_tokens))
+        yield session

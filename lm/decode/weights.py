@@ -1,0 +1,34 @@
+"""Parameters laid out for decoding: taken apart layer by layer, the head the way that products read it fastest."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from lm.model.config import ModelConfig
+from lm.model.transformer import Transformer
+
+
+def lay_out(config: ModelConfig, params: Any, *, unstack: bool = True) -> tuple[Transformer, Any]:
+    """The model and parameters for decoding: the same numbers, in the type that products are computed in.
+
+    `unstack` takes the layers apart once: a loop over stacked ones copies each layer's weights at every token (XLA on
+    CPU). A tied head gets a transposed copy [D, V]: as `x @ E.T` it costs up to six times as much on some versions.
+    """
+    dtype = config.dtype.value
+    laid = {name: value for name, value in params.items() if name != "layers"}
+    if config.tied_embedding:
+        laid["head"] = jnp.array(params["embedding"].T)
+        config = dataclasses.replace(config, tied_embedding=False)
+    if unstack:
+        for layer in range(config.n_layer):
+            laid[f"layer_{layer}"] = jax.tree.map(lambda stacked, layer=layer: stacked[layer], params["layers"])
+    else:
+        laid["layers"] = params["layers"]
+    return Transformer(config, unstacked=unstack), jax.tree.map(lambda x: x.astype(_kept(x, dtype)), laid)
+
+
+def _kept(x: jax.Array, dtype: str) -> Any:
+    # Scales of norms and biases are used in float32; matrices and tables are rounded before every use anyway.
+    return x.dtype if x.ndim < 2 else dtype

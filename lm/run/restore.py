@@ -1,0 +1,47 @@
+"""A run's newest parameters with their model and tokenizer: all that reading or writing text needs."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from lm.base.config import build
+from lm.base.errors import UsageError
+from lm.data.config import DataConfig
+from lm.data.tokenizer import Tokenizer, load_tokenizer
+from lm.model.config import ModelConfig
+from lm.model.transformer import Transformer
+from lm.parallel.mesh import MeshConfig, make_mesh
+from lm.parallel.rules import placed
+from lm.run.checkpoint import load_params
+from lm.run.folder import RunFolder
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedModel:
+    """A model with its parameters (float32, stacked), its tokenizer, and the training step that they are of."""
+
+    model: ModelConfig
+    params: Any
+    tokenizer: Tokenizer
+    step: int
+
+
+def load_model(path: Path | str) -> LoadedModel:
+    """Loads the newest checkpoint of a run folder onto this machine's devices, replicated over its own mesh.
+
+    Raises:
+      UsageError: not a run folder, no checkpoint yet, or the tokenizer's file has changed since.
+      RunError: no usable checkpoint.
+    """
+    folder = RunFolder(Path(path))
+    recorded = folder.read_config()
+    model = build(ModelConfig, recorded["config"].get("model", {}), "config.model")
+    tokenizer = load_tokenizer(build(DataConfig, recorded["config"].get("data", {}), "config.data").tokenizer)
+    if tokenizer.fingerprint != recorded["identity"].get("tokenizer"):
+        raise UsageError("the tokenizer is not the one that the run was trained with", where=tokenizer.spec)
+    boxed = jax.eval_shape(Transformer(model).init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
+    step, params = load_params(folder.checkpoints, placed(boxed, make_mesh(MeshConfig()))["params"])
+    return LoadedModel(model, params, tokenizer, step)
