@@ -262,7 +262,7 @@ def test_lost_resamples_are_counted_and_only_many_are_distrusted(lost, resamples
 ])  # fmt: skip
 def test_a_fit_whose_parameters_are_not_the_laws_is_refused(damage):
     value = fit(planted.table(coverage.grid(5, 4)), bootstrap=20).to_json()
-    with pytest.raises(UsageError, match="^fit"):
+    with pytest.raises(UsageError, match=r"^fit"):
         FitResult.from_json(value | damage)
     sorted_value = value | {"parameters": dict(sorted(value["parameters"].items()))}
     assert list(FitResult.from_json(sorted_value).parameters) == ["E", "A", "B", "alpha", "beta"]
