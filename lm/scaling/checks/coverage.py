@@ -27,7 +27,7 @@ from lm.scaling.laws.power import HOFFMANN
 MANY = 100  # points (clusters): from there on the intervals hold what they promise
 ENOUGH = 200  # resamples, five of them beyond each end; the study took 400
 MOST_LOST = 0.05  # of the resamples: as many as an interval leaves out
-PROMISED = 0.92, 0.98  # what 400 replicates cannot tell from 95 %
+PROMISED = 92, 98  # %: what 400 replicates cannot tell from 95 %
 MEASURED = "coverage.json"
 
 
@@ -137,10 +137,10 @@ def analyse(fitted: Fitted, spec: Bootstrap, interval: Interval, lost: float) ->
         line = f"{count} {what}: how often 95 % intervals from so few hold the truth is not measured {reason}"
         return {"warnings": [line]}
     nearest = min(rows, key=lambda row: abs(math.log(row["points"] / count)))
-    low, high = (end(nearest["held"].values()) for end in (min, max))
+    low, high = (round(100 * end(nearest["held"].values())) for end in (min, max))
     line = (
         f"{count} {what}: in such a design (about {nearest['points']} {what}, {design}, {law.name}, {objective.name}, "
-        f"by {spec.kind.value}, {interval.value}) 95 % intervals held the truth in {100 * low:.0f} to {100 * high:.0f} "
+        f"by {spec.kind.value}, {interval.value}) 95 % intervals held the truth in {low} to {high} "
         "% of planted tables"
     )
     return {"told": line} if PROMISED[0] <= low and high <= PROMISED[1] else {"warnings": [line]}
