@@ -120,10 +120,12 @@ def test_early_stop_stops_early(monkeypatch: pytest.MonkeyPatch):
     searches = []
     monkeypatch.setattr(beam, "_answers", lambda decoder, search: searches.append(search))
     decoder = letters.decoder(letters.config(11))
-    for early_stop in (True, False):
-        beam_search(decoder, [np.array([10, 1])], Request(12, end_ids=(3, 7)), Beams(3, 1, early_stop=early_stop))
-    early, late = (int(search.step) for search in searches)
-    assert early < late == 12
+    # Which first token's answer settles early differs with the rounding of random parameters: some of them do.
+    for early_stop, first in itertools.product((True, False), range(10)):
+        beam_search(decoder, [np.array([10, first])], Request(12, end_ids=(3, 7)), Beams(3, 1, early_stop=early_stop))
+    steps = [int(search.step) for search in searches]
+    assert min(steps[:10]) < 12
+    assert steps[10:] == [12] * 10
 
 
 def test_a_better_answer_of_the_same_length_as_the_limit_waits_for_its_bound():
