@@ -71,6 +71,7 @@ def test_what_a_step_reads_is_the_published_size():
     assert read_bytes(untied, 1, 256) == read_bytes(config, 1, 256)
 
 
+@pytest.mark.slow
 def test_the_rows_keep_the_contract_with_pytorch_missing(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(decode, "find_python", lambda asked, module: (None, f"no interpreter with {module}"))
     for name, value in {"PROMPT": PROMPT, "ANSWER": ANSWER, "LONGER": 40, "CASES": (TINY, GROUPED)}.items():

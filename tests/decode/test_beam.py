@@ -17,6 +17,8 @@ from lm.model.config import CacheDtype
 from tests.decode import letters
 from tests.model import variants
 
+pytestmark = pytest.mark.slow  # compilations: about a second or more each
+
 V, G = 4, 5
 SMALL = letters.config(V)
 PROMPT = np.array([3, 1, 0], np.int32)

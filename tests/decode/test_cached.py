@@ -148,6 +148,7 @@ def full_forward(config):
     return np.asarray(variants.logits(config, variants.parameters(config), rows_of_tokens()))
 
 
+@pytest.mark.slow
 @both
 def test_a_prefill_is_so_many_single_steps(changes):
     model, params, logits_BTV, at_once = begun(changes)

@@ -15,6 +15,8 @@ from lm.train.loop import train
 from lm.train.restore import load_run
 from tests.train.tiny import corpus, run_config
 
+pytestmark = pytest.mark.slow  # compilations: about a second or more each
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):

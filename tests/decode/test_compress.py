@@ -23,6 +23,8 @@ from lm.model.config import Dtype, Positions
 from lm.run.restore import LoadedModel
 from tests.model.variants import logits, parameters, replace, tiny
 
+pytestmark = pytest.mark.slow  # compilations: about a second or more each
+
 CONFIG = tiny(vocab_size=257, n_layer=1)  # of bytes, with a context of 8
 BLOCKS = 3  # everywhere: one batch, few compilations
 TEXT = "The café is closed — come back tomorrow. ".encode() * 4
@@ -105,7 +107,6 @@ def test_information_is_that_of_whole_windows(compressor):
     assert report.quantised_bits == pytest.approx(report.model_bits, rel=1e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [{"dtype": Dtype.BFLOAT16}, {"positions": Positions.LEARNED}, {"window": 3, "n_kv_head": 1}, {"context_length": 1}],

@@ -17,6 +17,8 @@ from lm.decode.text import Printer, first_stop, held_back
 from tests.decode.tiny import CONFIG, SAMPLED, answers, decoder, ids, request
 from tests.model import variants
 
+pytestmark = pytest.mark.slow  # compilations: about a second or more each
+
 PROMPTS = ["abc", "a longer prompt", ""]
 
 

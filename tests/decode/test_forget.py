@@ -38,6 +38,7 @@ def step(shape, **how):
     return jax.jit(partial(extend, Transformer(shape), **how))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [None, 4])
 def test_going_on_after_forgetting_is_never_having_known(window: int | None):
     shape = letters.config(11, window=window)

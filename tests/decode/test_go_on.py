@@ -12,6 +12,8 @@ from lm.model.config import CacheDtype
 from tests.decode.tiny import CONFIG, ROWS, decoder, ids, request
 from tests.model import variants
 
+pytestmark = pytest.mark.slow  # compilations: about a second or more each
+
 FIRST = [ids(3), ids(11, 1), ids(7, 2), ids(16, 3)]
 SECOND = [ids(9, 4), ids(1, 5), np.array([], np.int32), ids(14, 6)]
 KINDS = {

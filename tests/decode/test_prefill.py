@@ -17,6 +17,8 @@ from tests.decode.caches import assert_holds_the_same, held
 from tests.decode.tiny import CONFIG, decoder, ids, request
 from tests.model import variants
 
+pytestmark = pytest.mark.slow  # compilations: about a second or more each
+
 GENERATE = importlib.import_module("lm.decode.generate")  # the room has a function of that name
 MIXED = [ids(15), ids(2, 1), ids(11, 2)]
 
@@ -100,7 +102,6 @@ def test_padding_is_never_known_by_its_id():
     assert np.abs(first.log_probs - second.log_probs).max() > 1e-4  # every 0 counts
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("window", [None, 5])
 def test_rows_of_mixed_lengths_are_each_row_alone(window):
     made = decoder(window=window)
@@ -119,7 +120,6 @@ def test_greedy_tokens_are_those_of_the_full_forward():
         np.testing.assert_array_equal(answer.tokens, best_G)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_every_token_of_every_row_has_a_slot_of_its_own_to_the_last(seed):
     made, random = decoder(), np.random.default_rng(seed)

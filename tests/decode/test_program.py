@@ -14,6 +14,8 @@ from lm.decode.weights import lay_out
 from lm.model.cache import empty_cache
 from tests.model import variants
 
+pytestmark = pytest.mark.slow  # compilations: about a second or more each
+
 SLOTS, WIDTH = 72, 32
 ARRAY = re.compile(r"\s*(?:ROOT )?%?\S+ = \w+\[([\d,]*)\]\S* ([\w-]+)\((.*)")
 FREE = {"parameter", "get-tuple-element", "bitcast", "tuple", "dynamic-update-slice"}

@@ -17,6 +17,8 @@ from lm.model.config import ModelConfig, Positions
 from tests.decode import letters
 from tests.model import variants
 
+pytestmark = pytest.mark.slow  # compilations: about a second or more each
+
 PROMPTS = [np.array([10, 4, 4, 7, 1]), np.array([3]), np.array([10, 2, 5, 5, 5, 5, 0, 9, 8]), np.array([10, 6])]
 # Below it the test fails; the seeds are fixed, so that a right rule passes always or never.
 UNLIKELY = 1e-3
@@ -114,7 +116,6 @@ def test_answers_are_distributed_as_the_targets(steps: Strategy, ends: tuple[int
     assert drawn(steps, ends) > UNLIKELY
 
 
-@pytest.mark.slow
 def test_the_test_fails_where_the_rule_takes_the_draft_before_the_strategy(monkeypatch: pytest.MonkeyPatch):
     def unprocessed(p_BTV: jax.Array, q_BTV: jax.Array, *more: jax.Array) -> tuple[jax.Array, jax.Array]:
         raw_BTV = q_BTV**0.5  # undoes a temperature of .5

@@ -100,6 +100,7 @@ def test_steps_compose_in_the_order_in_which_they_stand(order):
     check(ORDERS[order], range(3), 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_temperature_0_is_greedy_bit_for_bit(seed):
     x_BV = np.minimum(logits(seed), 2.0)  # many are the highest
@@ -132,6 +133,7 @@ def test_goldens_of_the_crossing_token():
     assert kept(usual(p=(0.8,)), [0.4, 0.3, 0.2, 0.1]) == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_goldens_of_the_order():
     for order, wanted in ((("temperature", "top-p"), [0]), (("top-p", "temperature"), [0, 1])):
         steps = Settings(temperature=0.5, top_p=0.8, order=order).steps(V)

@@ -9,6 +9,8 @@ from lm.decode.strategy import RepetitionPenalty, Temperature
 from lm.decode.vote import By, best_of, by_prompt, majority_vote
 from tests.decode import letters
 
+pytestmark = pytest.mark.slow  # compilations: about a second or more each
+
 
 def answer(text: str, *log_probs: float) -> Completion:
     nats = np.array(log_probs, np.float32)

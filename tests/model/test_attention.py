@@ -23,6 +23,7 @@ def test_worked_example():
     assert causal[2] == 0.0
 
 
+@pytest.mark.slow
 def test_masked_keys_weigh_exactly_nothing():
     q, k, v = (random(2, 5, 4, 8, seed=seed) for seed in range(3))
     mask = causal_mask(5, None)
@@ -32,6 +33,7 @@ def test_masked_keys_weigh_exactly_nothing():
     assert not jnp.array_equal(before[:, 3:], after[:, 3:])
 
 
+@pytest.mark.slow
 def test_query_without_keys_gives_zero_and_finite_gradients():
     q, k, v = (random(1, 3, 2, 4, seed=seed) for seed in range(3))
     mask = causal_mask(3, None).at[0, 1].set(False)
@@ -42,6 +44,7 @@ def test_query_without_keys_gives_zero_and_finite_gradients():
     assert all(jnp.all(jnp.isfinite(grad)) for grad in grads)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 def test_grouped_queries_equal_repeated_keys(kv_heads: int):
     q = random(2, 6, 4, 8)

@@ -34,6 +34,7 @@ def uniform(vocab_size: int):
     return lambda params, inputs, targets, segments: np.full(targets.shape, -math.log(vocab_size), np.float32)
 
 
+@pytest.mark.slow
 def test_gradient_is_softmax_minus_one_hot():
     logits = jax.random.normal(jax.random.key(0), (2, 3, 7)) * 3
     targets = jnp.array([[0, 6, 3], [2, 2, 5]])
@@ -88,6 +89,7 @@ def test_evaluation_windows_are_whole_and_apart(n: int, window: int, count: int)
         assert gaps.max() - gaps.min() <= window  # evenly, in whole windows
 
 
+@pytest.mark.slow
 def test_window_pass_equals_the_training_loss():
     config = tiny(vocab_size=V + 1)
     params, T = parameters(config), config.context_length

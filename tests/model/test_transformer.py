@@ -29,6 +29,7 @@ def gradients(config: ModelConfig, params):
     return jax.jit(jax.value_and_grad(lambda params: loss_of(config, params, x_BT, jnp.roll(x_BT, -1, 1))))(params)
 
 
+@pytest.mark.slow
 def test_chain_rule_sums_to_one_over_all_sequences():
     config = tiny(vocab_size=4, context_length=4)
     targets_BT = jnp.array(list(itertools.product(range(4), repeat=4)))
@@ -39,6 +40,7 @@ def test_chain_rule_sums_to_one_over_all_sequences():
     np.testing.assert_allclose(jnp.sum(probabilities), 1.0, atol=1e-5)  # 256 float32 terms, each known to 1e-6
 
 
+@pytest.mark.slow
 @covered
 def test_future_tokens_have_exactly_no_influence(config: ModelConfig):
     params, x_BT = parameters(config), tokens(config)
@@ -63,6 +65,7 @@ def influence(config: ModelConfig) -> np.ndarray:
     return np.array(jnp.max(jnp.abs(jacobian_TVD), axis=-1))[:, : config.context_length]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [tiny(tied_embedding=False), MIXED, tiny(tied_embedding=False, **GPT2_LIKE)])
 def test_jacobian_is_causal(config: ModelConfig):
     influence_TS = influence(config)
@@ -70,6 +73,7 @@ def test_jacobian_is_causal(config: ModelConfig):
     assert np.all(influence_TS[np.tril_indices(config.context_length)] > 0.0)
 
 
+@pytest.mark.slow
 def test_each_layer_of_a_sliding_window_reaches_back_its_width_less_one():
     config = tiny(window=3, tied_embedding=False)
     back_TS = np.arange(8)[:, None] - np.arange(8)[None, :]
@@ -78,6 +82,7 @@ def test_each_layer_of_a_sliding_window_reaches_back_its_width_less_one():
     np.testing.assert_array_equal(influence(config) > 0.0, reached_TS)
 
 
+@pytest.mark.slow
 def test_a_window_as_wide_as_the_context_is_none():
     params, x_BT = parameters(tiny()), tokens(tiny())
     plain_BTV = logits(tiny(), params, x_BT)
@@ -87,6 +92,7 @@ def test_a_window_as_wide_as_the_context_is_none():
     assert np.abs(narrow_BTV[:, 3:] - plain_BTV[:, 3:]).max(axis=(0, 2)).min() > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [tiny(), MIXED, tiny(**GPT2_LIKE)])
 def test_unrolled_layers_are_the_scanned_ones(config: ModelConfig):
     unrolled = replace(config, unroll_layers=True)
@@ -106,6 +112,7 @@ def test_rematerialisation_changes_no_number(remat: Remat, unroll: bool):
     close(gradients(config, params), gradients(replace(config, remat=remat), params))
 
 
+@pytest.mark.slow
 def test_grouped_queries_equal_repeated_heads():
     params = parameters(MIXED)
     layers = params["layers"]
@@ -123,6 +130,7 @@ def test_as_many_key_heads_as_queries_is_multi_head_attention():
     assert jnp.array_equal(logits(tiny(), params, x_BT), logits(tiny(n_kv_head=4), params, x_BT))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [tiny(), MIXED, tiny(**GPT2_LIKE), tiny(window=3)])
 def test_document_alone_equals_document_among_others(config: ModelConfig):
     params, x_BT = parameters(config), tokens(config, rows=1)
@@ -146,6 +154,7 @@ def test_without_sublayers_logits_are_head_of_normalised_embedding():
     np.testing.assert_allclose(logits(MIXED, params, x_BT), expected, atol=1e-5)  # sums of 16 terms of order 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [tiny(), MIXED, tiny(**GPT2_LIKE)])
 def test_first_loss_is_near_ln_v(config: ModelConfig):
     wide = replace(config, vocab_size=257, context_length=64, d_model=64, d_ff=128)
@@ -154,6 +163,7 @@ def test_first_loss_is_near_ln_v(config: ModelConfig):
     assert abs(loss - math.log(257)) < 0.1
 
 
+@pytest.mark.slow
 def test_first_loss_of_a_wide_model_is_the_expected_one():
     config = tiny(vocab_size=257, context_length=128, d_model=1024, n_layer=1, tied_embedding=False)
     x_BT = tokens(config, rows=8)

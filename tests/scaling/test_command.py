@@ -69,6 +69,7 @@ def test_bad_requests_end_in_one_line_and_exit_code_2(runs, tmp_path, capsys, ar
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_neither_jax_nor_flax_nor_orbax_is_loaded(runs, tmp_path):
     out = str(tmp_path / "fit.json")
     fit = ["fit", str(runs), "--n", "n", "--d", "d", "--bootstrap", "20", "--out", out]

@@ -42,6 +42,7 @@ def by_rule(result):
     return {row["rule"]: row for row in result.checks["counting"]["rules"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("parameters", "local", "limit"), [(EPOCH, 0.774, 0.513), (PUBLISHED, 0.739, 0.456)],
                          ids=["epoch", "hoffmann"])  # fmt: skip
 def test_counting_no_embeddings_turns_chinchilla_into_kaplan(parameters, local, limit):

@@ -39,6 +39,7 @@ def _tick_labels(axis):
     return [label for label in labels if label.get_visible() and label.get_text()]
 
 
+@pytest.mark.slow
 def test_no_text_is_cut_off_at_the_edge(figure):
     all_ticks = {
         label for axes in figure.axes for axis in (axes.xaxis, axes.yaxis) for tick in axis.get_major_ticks()

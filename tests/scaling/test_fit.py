@@ -90,6 +90,7 @@ def test_the_kind_of_resampling_is_named():
         fit(rows, resampling=Resampling.CLUSTER)
 
 
+@pytest.mark.slow
 def test_clusters_of_copies_widen_the_interval():
     # Five copies of each point are no new information: by point the errors shrink by sqrt(5), by cluster they must not.
     rows = planted.table(seed=9)
@@ -109,6 +110,7 @@ def test_interval_kinds_hold_the_estimate_and_are_named(interval):
         assert low < result.parameters[name] < high
 
 
+@pytest.mark.slow
 def test_e_that_is_not_in_the_data_is_said_so():
     # A law without E, over a narrow range: nothing holds E above 0.
     rows = planted.table(noise=0.03, parameters=(1e-6, 100.0, 60.0, 0.25, 0.2), seed=2)
@@ -164,6 +166,7 @@ def test_a_budget_that_pays_for_nothing_or_for_more_than_there_is_is_refused(bud
         fit(planted.table(), budgets=[budget])
 
 
+@pytest.mark.slow
 def test_losses_without_a_law_end_in_warnings_and_not_in_runtime_warnings(recwarn):
     rows = planted.table(coverage.grid(6, 5))
     rows["loss"] = 3 + 0.5 * np.random.default_rng(0).random(30)

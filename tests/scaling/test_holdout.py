@@ -127,6 +127,7 @@ def test_a_law_that_a_cut_off_cannot_fit_is_listed_last_with_the_reason():
     assert any("refused: every run has the same n" in line for line in holdout.lines(found))
 
 
+@pytest.mark.slow
 def test_lm_fit_prints_and_keeps_the_scores(tmp_path, capsys):
     isoflop().to_csv(tmp_path / "runs.csv", index=False)
     out = tmp_path / "fit.json"

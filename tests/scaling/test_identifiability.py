@@ -72,6 +72,7 @@ def test_the_profile_is_the_objective_with_the_parameter_pinned(name):
     assert drops[0] / drops[1] == pytest.approx(curve[0][1] / curve[-1][1], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_what_the_data_do_not_bound_is_said():
     floorless = fitted(planted.table(parameters=(0.0, 12.0, 80.0, 0.08, 0.15), noise=0.01))
     part = identifiability.analyse(floorless)

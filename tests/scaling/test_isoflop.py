@@ -47,6 +47,7 @@ def test_noise_widens_the_intervals_and_they_hold_the_truth():
     assert np.ptp(loud["exponents"]["a"]["interval"]) > np.ptp(quiet["exponents"]["a"]["interval"])
 
 
+@pytest.mark.slow
 def test_minimum_intervals_cover_the_truth():
     held, total = 0, 0
     for seed in range(150):

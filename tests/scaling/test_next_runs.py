@@ -104,6 +104,7 @@ def test_an_exact_law_has_nothing_to_narrow(objective):
     assert found.width_after == pytest.approx(found.width_before) == pytest.approx(1, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_impossible_proposals_are_refused():
     rows = planted.table(coverage.grid(5, 5))
     for options, words in (

@@ -186,6 +186,7 @@ def test_a_decay_that_is_not_in_the_data_fails_the_certificate():
     assert any("moves no prediction: R_D" in warning for warning in result.warnings)
 
 
+@pytest.mark.slow
 def test_distinct_tokens_are_asked_for_read_and_checked():
     rows = table(REPEATED, 0.003, side=6)
     columns = {"n": "n", "d": "d", "c": "c", "bootstrap": 20}

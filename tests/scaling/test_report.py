@@ -85,6 +85,7 @@ def test_the_browser_test_would_see_a_figure_that_is_not_drawn(browser, tmp_path
     assert browser.complaints
 
 
+@pytest.mark.slow
 def test_the_page_needs_nothing_but_itself(page):
     text = _without_images(page)
     assert not re.search(r"<script|<link|<iframe|@import|url\(|https?://|src=", text)

@@ -40,6 +40,7 @@ def test_noise_free_law_is_recovered_exactly():
     np.testing.assert_allclose(found, planted.PARAMETERS, rtol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", [HUBER, Objective("log_least_squares", math.inf)], ids=lambda o: o.name)
 def test_no_scipy_run_finds_a_lower_objective(objective):
     problem, _, starts = problem_of(planted.table(seed=3), objective)

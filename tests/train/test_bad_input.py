@@ -88,6 +88,7 @@ def test_a_file_in_the_folders_place_is_refused(tmp_path, capsys, text):
     )
 
 
+@pytest.mark.slow
 def test_another_configuration_or_corpus_is_refused_and_the_run_stays_as_it_was(tmp_path, capsys, text):
     run, path = tmp_path / "run", config_file(tmp_path, text)
     command = ["--config", path, "--workdir", run, "--cache", tmp_path / "cache"]

@@ -11,6 +11,8 @@ import lm.train.loop as loop
 from lm.cli import main
 from tests.train.tiny import corpus, run_config
 
+pytestmark = pytest.mark.slow  # compilations: about a second or more each
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):

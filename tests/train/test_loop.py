@@ -43,6 +43,7 @@ def scalars(run) -> list[tuple[str, int, float]]:
     return found
 
 
+@pytest.mark.slow
 def test_a_result_is_a_whole_row_and_its_numbers_are_those_of_the_run(plain):
     row = json.loads((plain / "result.json").read_text())
     assert list(row) == list(NAMES)
@@ -98,6 +99,7 @@ def test_documents_may_be_masked_and_further_sets_scored(tmp_path, text):
     assert {"loss", "lr", "grad_norm", "validation/loss", "further/bits_per_byte"} <= tags
 
 
+@pytest.mark.slow
 def test_events_are_the_rows_and_a_resumed_run_shows_each_once(tmp_path, text, monkeypatch):
     run, config = tmp_path / "run", run_config(text)
 
@@ -119,6 +121,7 @@ def test_a_profile_is_written_and_changes_nothing(tmp_path, text, plain):
     assert (run / "metrics.jsonl").read_bytes() == (plain / "metrics.jsonl").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_a_number_ends_the_run_and_keeps_earlier_checkpoints(tmp_path, text, capsys):
     path, run = config_file(tmp_path, text), tmp_path / "run"
     wild = ["--config.optimizer.peak_lr=1e30", "--config.optimizer.warmup_steps=100", "--config.checkpoint_every=1"]

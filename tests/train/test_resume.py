@@ -15,6 +15,8 @@ from lm.run import integrity
 from lm.train.restore import load_run
 from tests.train.tiny import before_step, corpus, rows, run_config, train_with
 
+pytestmark = pytest.mark.slow  # compilations: about a second or more each
+
 # 12 documents of 12 words are 31 windows of 16 tokens or so: 30 steps of 4 go through them four times, most epochs
 # ending within a step. Rows are due every 4 steps and checkpoints every 5: intervals straddle checkpoints.
 OVERRIDES = ("steps=30", "log_every=4", "eval_every=7", "checkpoint_every=5")

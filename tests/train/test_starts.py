@@ -72,6 +72,7 @@ def test_a_run_begins_with_the_final_parameters_of_another_and_all_else_fresh(tm
     assert equal((state["opt_state"], state["step"]), (fresh["opt_state"], fresh["step"]))
 
 
+@pytest.mark.slow
 def test_another_corpus_is_a_fine_tuning_and_a_checkpoint_of_its_own_comes_first(tmp_path, monkeypatch, texts, source):
     config, run = run_config(texts[1], f"init_from={source}"), tmp_path / "run"
     state, log = begun(monkeypatch, config, run)

@@ -41,6 +41,7 @@ def moment(state):
     return next(part for part in state["opt_state"] if hasattr(part, "mu")).mu
 
 
+@pytest.mark.slow
 def test_accumulation_is_the_large_batch_however_its_tokens_lie():
     batch = batch_of(0, uneven=True)
     whole, (metrics,) = steps_of(CONFIG, [batch])
@@ -51,6 +52,7 @@ def test_accumulation_is_the_large_batch_however_its_tokens_lie():
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-7), moment(micro), moment(whole))
 
 
+@pytest.mark.slow
 def test_the_loss_is_the_mean_over_tokens_not_over_microbatches():
     batch = batch_of(1, uneven=True)
     _, (metrics,) = steps_of(dataclasses.replace(CONFIG, accumulate=2), [batch])
@@ -75,6 +77,7 @@ def test_z_loss_is_its_weight_times_the_squared_logsumexp():
     assert loss_sums(logits_BTV, batch, 0.0)[0] == sums["nll"]
 
 
+@pytest.mark.slow
 def test_the_gradient_of_the_loss_is_softmax_minus_onehot():
     logits_BTV = jax.random.normal(jax.random.key(0), (2, 3, 5))
     batch = {"targets": jnp.array([[0, 1, 2], [3, 4, 0]]), "weights": jnp.array([[1.0, 0.0, 2.0], [1.0, 1.0, 0.5]])}
@@ -95,6 +98,7 @@ def test_clipping_bounds_what_reaches_adam_and_the_recorded_norm_is_the_one_befo
     assert float(optax.tree.norm(moment(state))) == pytest.approx(clipped, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_one_program_serves_cells_that_differ_in_rate_length_and_schedule():
     optimizer = dataclasses.replace(CONFIG.optimizer, peak_lr=0.5, warmup_steps=9, schedule=Schedule.WSD)
     other = dataclasses.replace(CONFIG, optimizer=optimizer, steps=999, seed=5, log_every=7)
