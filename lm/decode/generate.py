@@ -22,6 +22,7 @@ from lm.model.config import CacheDtype, ModelConfig
 
 SMALLEST_BUCKET = 16
 CHUNK = 512  # tokens of a prompt in one pass
+ROOM = 64  # tokens that a cache grows by
 STOP_CHECK = 16  # tokens between looks at the text for stop strings
 
 Prompt = str | np.ndarray
@@ -149,7 +150,7 @@ class Decoder:
         Raises:
           UsageError: no prompt, an empty one, an id outside the vocabulary, or more tokens than the context holds.
         """
-        slots = bucket(max((len(prompt) for prompt in prompts), default=0)) + bucket(request.max_tokens + spare)
+        slots = room(bucket(max((len(prompt) for prompt in prompts), default=0)) + request.max_tokens + spare)
         cache = empty_cache(self.config, len(prompts), slots, self.cache_dtype, spare=spare)
         return self._prefill(prompts, cache, request, fresh=True)
 
@@ -196,7 +197,7 @@ class Decoder:
         if self._lost(cache, kept_B):
             return self._first(self.prefill(context, request), context, key_B, request)
         new = [known[kept:] for known, kept in zip(context, kept_B, strict=True)]
-        slots = bucket(int(kept_B.max()) + bucket(max(len(part) for part in new)) + request.max_tokens)
+        slots = room(int(kept_B.max()) + bucket(max(len(part) for part in new)) + request.max_tokens)
         read = self._prefill(new, grow(cache, self.config, slots), request, fresh=False)
         return self._first(read, context, key_B, request)
 
@@ -268,8 +269,8 @@ class Decoder:
         if strategy.needs_counts(request.steps):
             counts = [np.bincount(prompt, minlength=self.config.vocab_size) for prompt in prompts]
             counts_BV = jnp.asarray(np.stack(counts), jnp.int32)
-        room = bucket(request.max_tokens)
-        state = loop.begin(read.logits_BV, read.cache, request.steps, read.limits, key_B, counts_BV, room=room)
+        steps, most = request.steps, bucket(request.max_tokens)
+        state = loop.begin(read.logits_BV, read.cache, steps, read.limits, key_B, counts_BV, room=most)
         return Session(state, read.limits, request, tuple(prompts))
 
     def _automaton(
@@ -370,6 +371,11 @@ def bucket(length: int) -> int:
     if length > CHUNK:
         return -(-length // CHUNK) * CHUNK
     return max(SMALLEST_BUCKET, 1 << max(length - 1, 0).bit_length())
+
+
+def room(tokens: int) -> int:
+    """Slots for so many tokens: the next multiple of `ROOM`, since every token reads all slots."""
+    return -(-tokens // ROOM) * ROOM
 
 
 def generate(decoder: Decoder, prompts: Sequence[Prompt], request: Request = Request()) -> list[Completion]:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from lm.decode import choose, constrain, strategy
 from lm.decode.automaton import START
+from lm.decode.compiled import compiled
 from lm.decode.constrain import Automaton
 from lm.decode.strategy import Strategy
 from lm.model.cache import Cache, apart, together
@@ -79,11 +80,24 @@ def extend(
     return cast(tuple[jax.Array, Cache], result)
 
 
-@partial(jax.jit, static_argnames=("model", "fresh"), donate_argnames=("cache",))
 def prefill(
     model: Transformer, params: Any, tokens_BT: jax.Array, count_B: jax.Array, cache: Cache, *, fresh: bool
 ) -> tuple[jax.Array, Cache]:
-    """The logits [B, V] after the last token of each row, and the cache with all of them; rows end on the right."""
+    """The logits [B, V] after the last token of each row, and the cache with all of them; rows end on the right.
+
+    `cache` is written over.
+    """
+    return prefill_program()(model, params, tokens_BT, count_B, cache, fresh=fresh)
+
+
+def prefill_program() -> Any:
+    """What `prefill` calls, compiled once for a shape."""
+    return compiled(_prefill, several=True, static=("model", "fresh"), donated="cache")
+
+
+def _prefill(
+    model: Transformer, params: Any, tokens_BT: jax.Array, count_B: jax.Array, cache: Cache, *, fresh: bool
+) -> tuple[jax.Array, Cache]:
     logits_BTV, cache = extend(model, params, tokens_BT, count_B, cache, fresh=fresh, last=1)
     return logits_BTV[:, 0], cache
 
@@ -117,10 +131,17 @@ def begin(
     return _take(state, logits_BV, steps, limits)
 
 
-@partial(jax.jit, static_argnames=("model",), donate_argnames=("state",))
 def advance(model: Transformer, params: Any, state: State, steps: Strategy, limits: Limits, until: jax.Array) -> State:
-    """Goes on until `until` tokens of the answer are chosen or every row has ended."""
+    """Goes on until `until` tokens of the answer are chosen or every row has ended; `state` is written over."""
+    return advance_program(len(state.taken_B))(model, params, state, steps, limits, until)
 
+
+def advance_program(rows: int) -> Any:
+    """What `advance` calls for that many rows, compiled once for a shape."""
+    return compiled(_advance, several=rows > 1, static=("model",), donated="state")
+
+
+def _advance(model: Transformer, params: Any, state: State, steps: Strategy, limits: Limits, until: jax.Array) -> State:
     def unfinished(state: State) -> jax.Array:
         return (state.step < until) & jnp.any(state.finish_B == Finish.RUNNING)
 

@@ -1,11 +1,13 @@
 """Parameters laid out for decoding: taken apart layer by layer, the head the way that products read it fastest."""
 
 import dataclasses
+import operator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from lm.model.attention import JOINED
 from lm.model.config import ModelConfig
 from lm.model.transformer import Transformer
 
@@ -14,7 +16,8 @@ def lay_out(config: ModelConfig, params: Any, *, unstack: bool = True) -> tuple[
     """The model and parameters for decoding: the same numbers, in the type that products are computed in.
 
     `unstack` takes the layers apart once: a loop over stacked ones copies each layer's weights at every token (XLA on
-    CPU). A tied head gets a transposed copy [D, V]: as `x @ E.T` it costs up to six times as much on some versions.
+    CPU). Queries, keys and values become one product: a narrow model spends much of a token on starting products. A
+    tied head gets a transposed copy [D, V]: as `x @ E.T` it costs up to six times as much on some versions.
     """
     dtype = config.dtype.value
     laid = {name: value for name, value in params.items() if name != "layers"}
@@ -23,10 +26,18 @@ def lay_out(config: ModelConfig, params: Any, *, unstack: bool = True) -> tuple[
         config = dataclasses.replace(config, tied_embedding=False)
     if unstack:
         for layer in range(config.n_layer):
-            laid[f"layer_{layer}"] = jax.tree.map(lambda stacked, layer=layer: stacked[layer], params["layers"])
+            laid[f"layer_{layer}"] = _joined(jax.tree.map(operator.itemgetter(layer), params["layers"]))
     else:
         laid["layers"] = params["layers"]
     return Transformer(config, unstacked=unstack), jax.tree.map(lambda x: x.astype(_kept(x, dtype)), laid)
+
+
+def _joined(layer: dict[str, Any]) -> dict[str, Any]:
+    attention = dict(layer["attention"])
+    parts = [attention.pop(name) for name in ("query", "key", "value")]
+    # The axis of heads is the last but one of the kernel and of the bias.
+    attention[JOINED] = jax.tree.map(lambda *part: jnp.concatenate(part, axis=-2), *parts)
+    return {**layer, "attention": attention}
 
 
 def _kept(x: jax.Array, dtype: str) -> Any:

@@ -10,6 +10,9 @@ from lm.model.layers import Normalise, Projection, residual_std
 from lm.model.positions import Rotation, rotate
 
 
+JOINED = "query_key_value"
+
+
 def causal_mask(length: int, segments_BT: jax.Array | None, window: int | None = None) -> jax.Array:
     """True where query t may see key s: s <= t, t - s < window and, with document ids, the same document.
 
@@ -69,6 +72,8 @@ def _masked_softmax(scores: jax.Array, mask: jax.Array) -> jax.Array:
 class SelfAttention(nn.Module):
     """Queries, keys and values, optional QK-norm (RMSNorm of each head), rotary turn, attention, output projection.
 
+    Parameters in which the first three are one matrix, named `JOINED`, are used as they are.
+
     QK-norm follows Dehghani et al. 2023, arXiv:2302.05442, section 2.1, with one scale a component shared by all heads.
     With a memory the keys and values go through it, and it is returned with them.
     """
@@ -87,8 +92,11 @@ class SelfAttention(nn.Module):
             axes = ("embed", axis, "head")
             return Projection((D, count, C), axes, dtype, config.init_scale, bias=config.bias, name=name)(x_BTD)
 
-        q_BTHC, k_BSKC = heads("query", H, "heads"), heads("key", K, "kv_heads")
-        v_BSKC = heads("value", K, "kv_heads")
+        if self.has_variable("params", JOINED):
+            q_BTHC, k_BSKC, v_BSKC = jnp.split(heads(JOINED, H + 2 * K, "heads"), (H, H + K), axis=2)
+        else:
+            q_BTHC, k_BSKC = heads("query", H, "heads"), heads("key", K, "kv_heads")
+            v_BSKC = heads("value", K, "kv_heads")
         if config.qk_norm:
             q_BTHC = Normalise(Norm.RMSNORM, config.norm_eps, bias=False, axis="head", name="query_norm")(q_BTHC)
             k_BSKC = Normalise(Norm.RMSNORM, config.norm_eps, bias=False, axis="head", name="key_norm")(k_BSKC)

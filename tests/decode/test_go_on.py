@@ -116,7 +116,7 @@ def test_twenty_lengths_and_any_numbers_compile_once_a_bucket():
 
     config = variants.replace(CONFIG, d_ff=20)  # a shape that no other test has compiled
     made = Decoder(config, variants.parameters(config), decoder().tokenizer)
-    programs = loop.prefill, loop.begin, loop.advance
+    programs = loop.prefill_program(), loop.begin, loop.advance_program(1)
     before = [program._cache_size() for program in programs]
     random = np.random.default_rng(0)
     for length in range(1, 33, 32 // 20):

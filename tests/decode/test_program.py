@@ -29,7 +29,7 @@ def body(config, batch: int) -> list[str]:
     logits_BV, cache = jnp.zeros((batch, config.vocab_size)), empty_cache(config, batch, SLOTS)
     state = jax.eval_shape(functools.partial(loop.begin, room=8), logits_BV, cache, GREEDY, limits, key_B, None)
     until = jnp.asarray(8, jnp.int32)
-    text = loop.advance.lower(model, params, state, GREEDY, limits, until).compile().as_text()
+    text = loop.advance_program(batch).lower(model, params, state, GREEDY, limits, until).compile().as_text()
     # The loop with the most state is that of tokens; the draw has small ones.
     name = max(re.findall(r"(.*) while\(.*body=%?([\w.-]+)", text), key=lambda found: len(found[0]))[1]
     return re.search(rf"^%?{re.escape(name)} .*?\{{\n(.*?)^\}}", text, re.MULTILINE | re.DOTALL)[1].splitlines()
