@@ -230,7 +230,7 @@ class _Reader:
             part_BT = np.zeros((self._rows, self._overlap), np.int32)
             part_BT[:, self._overlap - count :] = np.stack(self._recent, axis=1)
             count_B, fresh = np.full(self._rows, count, np.int32), True
-            self._cache, self._used = empty_cache(compressor.config, self._rows, context), count
+            self._cache, self._used = empty_cache(compressor.config, self._rows, context, apart=True), count
         else:
             part_BT, count_B, fresh = token_B[:, None], self._one_B, False
             self._used += 1

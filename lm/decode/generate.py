@@ -151,7 +151,8 @@ class Decoder:
           UsageError: no prompt, an empty one, an id outside the vocabulary, or more tokens than the context holds.
         """
         slots = room(bucket(max((len(prompt) for prompt in prompts), default=0)) + request.max_tokens + spare)
-        cache = empty_cache(self.config, len(prompts), slots, self.cache_dtype, spare=spare)
+        apart = self.model.unstacked
+        cache = empty_cache(self.config, len(prompts), slots, self.cache_dtype, spare=spare, apart=apart)
         return self._prefill(prompts, cache, request, fresh=True)
 
     def start(self, prompts: Sequence[np.ndarray], request: Request, *, spare: int = 0, first: int = 0) -> Session:

@@ -12,7 +12,7 @@ from lm.decode.automaton import START
 from lm.decode.compiled import compiled
 from lm.decode.constrain import Automaton
 from lm.decode.strategy import Strategy
-from lm.model.cache import Cache, apart, together
+from lm.model.cache import Cache
 from lm.model.score import token_log_probs
 from lm.model.transformer import Transformer
 
@@ -102,7 +102,7 @@ def _prefill(
     return logits_BTV[:, 0], cache
 
 
-@partial(jax.jit, static_argnames=("room",))
+@partial(jax.jit, static_argnames=("room",), donate_argnames=("cache",))
 def begin(
     logits_BV: jax.Array,
     cache: Cache,
@@ -113,7 +113,7 @@ def begin(
     *,
     room: int,
 ) -> State:
-    """The state after the first token of the answer, with room for `room` of them."""
+    """The state after the first token of the answer, with room for `room` of them; holds `cache` itself."""
     B = logits_BV.shape[0]
     state = State(
         cache=cache,
@@ -150,10 +150,7 @@ def _advance(model: Transformer, params: Any, state: State, steps: Strategy, lim
         logits_BTV, cache = extend(model, params, state.last_B[:, None], running_B, state.cache)
         return _take(state._replace(cache=cache), logits_BTV[:, 0], steps, limits)
 
-    if model.unstacked:
-        state = state._replace(cache=apart(state.cache))
-    state = jax.lax.while_loop(unfinished, one_token, state)
-    return state._replace(cache=together(state.cache))
+    return jax.lax.while_loop(unfinished, one_token, state)
 
 
 def _take(state: State, logits_BV: jax.Array, steps: Strategy, limits: Limits) -> State:
@@ -164,16 +161,16 @@ def _take(state: State, logits_BV: jax.Array, steps: Strategy, limits: Limits) -
         left_B = limits.tokens_B - state.step
         allowed_BV = constrain.mask(automaton, automaton_B, logits_BV, limits.end_E, left_B)
     processed_BV = strategy.apply(steps, allowed_BV, state.counts_BV)
-    key_B = jax.vmap(jax.random.fold_in, in_axes=(0, None))(state.key_B, state.step)
 
     def draw() -> tuple[jax.Array, jax.Array]:
+        key_B = jax.vmap(jax.random.fold_in, in_axes=(0, None))(state.key_B, state.step)
         token_B = choose.draw(processed_BV, key_B)
         return token_B, _log_probs(processed_BV, token_B)
 
     # One place alone is left where the strategy is greedy: the draw would find it too, at the price of a draw.
     token_B, after_B = jax.lax.cond(
         jnp.all(jnp.sum(processed_BV > choose.LOWEST, axis=1) == 1),
-        lambda: (jnp.argmax(processed_BV, axis=1).astype(jnp.int32), jnp.zeros(len(key_B), jnp.float32)),
+        lambda: (jnp.argmax(processed_BV, axis=1).astype(jnp.int32), jnp.zeros(len(processed_BV), jnp.float32)),
         draw,
     )
     running_B = state.finish_B == Finish.RUNNING

@@ -9,7 +9,6 @@ from lm.model.config import ModelConfig, Norm
 from lm.model.layers import Normalise, Projection, residual_std
 from lm.model.positions import Rotation, rotate
 
-
 JOINED = "query_key_value"
 
 

@@ -19,13 +19,14 @@ INT8_MAX = 127.0
 class Cache(NamedTuple):
     """Keys and values of every layer in S slots; a pytree.
 
-    `k_LBKSC` and `v_LBKSC` are in the model's type, or int8 with float32 scales (one a slot and head) beside them.
+    `k_LBKSC` and `v_LBKSC` are in the model's type, or int8 with float32 scales (one a slot and head) beside them. They
+    are one array, or taken `apart`: a tuple of L arrays [B K, S, C].
     `position_BS` (int32) is the position of the token in a slot, `length_B` counts the tokens that each row has seen,
     `next` (int32) those that the slots have seen: the next token goes to slot next % S.
     """
 
-    k_LBKSC: jax.Array
-    v_LBKSC: jax.Array
+    k_LBKSC: jax.Array | tuple[jax.Array, ...]
+    v_LBKSC: jax.Array | tuple[jax.Array, ...]
     k_scale_LBKS: jax.Array | None
     v_scale_LBKS: jax.Array | None
     position_BS: jax.Array
@@ -58,19 +59,36 @@ class Recall(NamedTuple):
 
 
 def empty_cache(
-    config: ModelConfig, batch: int, slots: int, dtype: CacheDtype = CacheDtype.MODEL, *, spare: int = 0
+    config: ModelConfig,
+    batch: int,
+    slots: int,
+    dtype: CacheDtype = CacheDtype.MODEL,
+    *,
+    spare: int = 0,
+    apart: bool = False,
 ) -> Cache:
-    """A cache without tokens; a sliding window needs no more slots than it is wide, and `spare` for ones to forget."""
+    """A cache without tokens; a sliding window needs no more slots than it is wide, and `spare` for ones to forget.
+
+    `apart` is for unrolled layers: one cut out of the stack is a copy of it at every token (XLA on CPU), and so is one
+    whose rows and heads are axes of their own where there is one row. int8 stays stacked: each layer is widened anyway.
+    """
     slots = slots if config.window is None else min(slots, config.window + spare)
     shape = (config.n_layer, batch, config.kv_heads, slots, config.head_width)
-    stored = jnp.int8 if dtype is CacheDtype.INT8 else config.dtype.value
+    layer = (batch * config.kv_heads, slots, config.head_width)
 
-    def scale() -> jax.Array | None:  # each its own: a cache is written over, and an array can be only once
+    # Each its own array: a cache is written over, and an array can be only once.
+    def stored() -> jax.Array | tuple[jax.Array, ...]:
+        if dtype is CacheDtype.INT8:
+            return jnp.zeros(shape, jnp.int8)
+        kept = config.dtype.value
+        return tuple(jnp.zeros(layer, kept) for _ in range(config.n_layer)) if apart else jnp.zeros(shape, kept)
+
+    def scale() -> jax.Array | None:
         return jnp.zeros(shape[:-1], jnp.float32) if dtype is CacheDtype.INT8 else None
 
     return Cache(
-        jnp.zeros(shape, stored),
-        jnp.zeros(shape, stored),
+        stored(),
+        stored(),
         scale(),
         scale(),
         jnp.full((batch, slots), EMPTY, jnp.int32),
@@ -85,41 +103,39 @@ def grow(cache: Cache, config: ModelConfig, slots: int) -> Cache:
     if more <= 0:
         return cache
 
-    k, v, k_scale, v_scale = jax.tree.map(
-        lambda x: jnp.pad(x, [(0, more if axis == 3 else 0) for axis in range(x.ndim)]), cache[:4]
-    )
+    def longer(x: jax.Array, axis: int) -> jax.Array:
+        return jnp.pad(x, [(0, more if at == axis % x.ndim else 0) for at in range(x.ndim)])
+
+    k, v = jax.tree.map(lambda x: longer(x, -2), cache[:2])
+    k_scale, v_scale = jax.tree.map(lambda x: longer(x, -1), cache[2:4])
     position_BS = jnp.pad(cache.position_BS, ((0, 0), (0, more)), constant_values=EMPTY)
     return Cache(k, v, k_scale, v_scale, position_BS, cache.length_B, cache.next)
 
 
-def apart(cache: Cache) -> Cache:
-    """The cache with a tuple of layers [B K, S, C] in place of each stack, for a loop of single tokens over all layers.
-
-    There a layer cut out of the stack is a copy of it at every token (XLA on CPU), and so is one whose rows and heads
-    are axes of their own where there is one row. A cache of int8 stays as it is: each layer is widened anyway.
-    """
-    if cache.k_scale_LBKS is not None:
-        return cache
-    S, C = cache.k_LBKSC.shape[3:]
-    layers: dict[str, Any] = {
-        name: tuple(x_BKSC.reshape(-1, S, C) for x_BKSC in getattr(cache, name)) for name in ("k_LBKSC", "v_LBKSC")
-    }
-    return cache._replace(**layers)
-
-
 def together(cache: Cache) -> Cache:
-    """The cache with its layers stacked again: undoes `apart`."""
+    """The cache with its layers stacked, where they are apart."""
     if not isinstance(cache.k_LBKSC, tuple):
         return cache
-    B, (N, S, C) = len(cache.length_B), cache.k_LBKSC[0].shape
-    k_LBKSC, v_LBKSC = (jnp.stack(x_NSC).reshape(-1, B, N // B, S, C) for x_NSC in (cache.k_LBKSC, cache.v_LBKSC))
+    B = len(cache.length_B)
+    k_LBKSC, v_LBKSC = (jnp.stack([_rows(x_NSC, B) for x_NSC in x_LNSC]) for x_LNSC in cache[:2])
     return cache._replace(k_LBKSC=k_LBKSC, v_LBKSC=v_LBKSC)
+
+
+def _rows(layer_NSC: jax.Array, batch: int) -> jax.Array:
+    return layer_NSC.reshape(batch, -1, *layer_NSC.shape[1:])
 
 
 def take_rows(cache: Cache, row_N: jax.Array) -> Cache:
     """The cache of N rows, each a copy of row `row_N` of this one."""
 
-    k, v, k_scale, v_scale = jax.tree.map(lambda x: jnp.take(x, row_N, axis=1, mode="clip"), cache[:4])
+    B = len(cache.length_B)
+
+    def taken(x: jax.Array) -> jax.Array:
+        if isinstance(cache.k_LBKSC, tuple):
+            return jnp.take(_rows(x, B), row_N, axis=0, mode="clip").reshape(-1, *x.shape[1:])
+        return jnp.take(x, row_N, axis=1, mode="clip")
+
+    k, v, k_scale, v_scale = jax.tree.map(taken, cache[:4])
     position_BS, length_B = (jnp.take(x, row_N, axis=0, mode="clip") for x in (cache.position_BS, cache.length_B))
     return Cache(k, v, k_scale, v_scale, position_BS, length_B, cache.next)
 
@@ -197,25 +213,33 @@ def _visible(query_BT: jax.Array, key_BS: jax.Array, window: int | None) -> jax.
     return mask_BTS if window is None else mask_BTS & (query_BT1 - key_B1S < window)
 
 
-def _write(stored_LBKSC: Any, layer: jax.Array | int, what: Recall, new_BKTC: jax.Array) -> tuple[Any, jax.Array]:
-    """What is stored (stacked or `apart`) with the layer's new tokens, and what they may see of it."""
-    zero = jnp.zeros((), jnp.int32)
+def _write(stored_LBKSC: Any, layer: Any, what: Recall, new_BKTC: jax.Array) -> tuple[Any, jax.Array]:
+    """What is stored (one array, or apart) with the layer's new tokens, and what they may see of it."""
+    (B, K, T, C), zero = new_BKTC.shape, jnp.zeros((), jnp.int32)
     if isinstance(stored_LBKSC, tuple):
-        (B, K, _, C), layer_NSC = new_BKTC.shape, stored_LBKSC[layer]
-        layer_NSC = jax.lax.dynamic_update_slice(layer_NSC, new_BKTC.reshape(B * K, 1, C), (zero, what.slot, zero))
-        return (*stored_LBKSC[:layer], layer_NSC, *stored_LBKSC[layer + 1 :]), layer_NSC.reshape(B, K, -1, C)
-    S, T = stored_LBKSC.shape[3], new_BKTC.shape[2]
+        layer_NSC = stored_LBKSC[layer]
+        if T == 1:
+            layer_NSC = jax.lax.dynamic_update_slice(layer_NSC, new_BKTC.reshape(B * K, 1, C), (zero, what.slot, zero))
+            seen_BKAC = _rows(layer_NSC, B)
+        else:
+            kept_BKTC, seen_BKAC = _packed(_rows(layer_NSC, B), what, new_BKTC)
+            layer_NSC = jax.lax.dynamic_update_slice(layer_NSC, kept_BKTC.reshape(B * K, -1, C), (zero, zero, zero))
+        return (*stored_LBKSC[:layer], layer_NSC, *stored_LBKSC[layer + 1 :]), seen_BKAC
     if T == 1:
         at = (layer, zero, zero, what.slot, zero)
         stored_LBKSC = jax.lax.dynamic_update_slice(stored_LBKSC, new_BKTC[None], at)
         return stored_LBKSC, jax.lax.dynamic_index_in_dim(stored_LBKSC, layer, keepdims=False)
+    old_BKSC = jax.lax.dynamic_index_in_dim(stored_LBKSC, layer, keepdims=False)
+    kept_BKTC, seen_BKAC = _packed(old_BKSC, what, new_BKTC)
+    return jax.lax.dynamic_update_slice(stored_LBKSC, kept_BKTC[None], (layer, zero, zero, zero, zero)), seen_BKAC
+
+
+def _packed(old_BKSC: jax.Array, what: Recall, new_BKTC: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The first slots of a layer with its new tokens, and what these may see."""
     if what.source_BS is None:
-        all_BKAC, kept_BKSC = new_BKTC, new_BKTC[:, :, -S:]
-    else:
-        old_BKSC = jax.lax.dynamic_index_in_dim(stored_LBKSC, layer, keepdims=False)
-        all_BKAC = jnp.concatenate([old_BKSC, new_BKTC], axis=2)
-        kept_BKSC = jnp.take_along_axis(all_BKAC, what.source_BS[:, None, :, None], axis=2)
-    return jax.lax.dynamic_update_slice(stored_LBKSC, kept_BKSC[None], (layer, zero, zero, zero, zero)), all_BKAC
+        return new_BKTC[:, :, -old_BKSC.shape[2] :], new_BKTC
+    all_BKAC = jnp.concatenate([old_BKSC, new_BKTC], axis=2)
+    return jnp.take_along_axis(all_BKAC, what.source_BS[:, None, :, None], axis=2), all_BKAC
 
 
 def _quantise(x_BKTC: jax.Array) -> tuple[jax.Array, jax.Array]:

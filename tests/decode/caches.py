@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from lm.model.cache import EMPTY, Cache
+from lm.model.cache import EMPTY, Cache, together
 
 
 def held(cache: Cache, row: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -10,7 +10,7 @@ def held(cache: Cache, row: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     position_S = np.asarray(cache.position_BS[row])
     order = np.argsort(position_S, kind="stable")
     order = order[position_S[order] != EMPTY]
-    k_LBKSC, v_LBKSC = np.asarray(cache.k_LBKSC), np.asarray(cache.v_LBKSC)
+    k_LBKSC, v_LBKSC = (np.asarray(x_LBKSC) for x_LBKSC in together(cache)[:2])
     return position_S[order], k_LBKSC[:, row][:, :, order], v_LBKSC[:, row][:, :, order]
 
 

@@ -8,6 +8,7 @@ from lm.decode.generate import Decoder
 from lm.decode.loop import Finish
 from lm.decode.settings import Settings
 from lm.decode.strategy import GREEDY
+from lm.model.cache import together
 from lm.model.config import CacheDtype
 from tests.decode.tiny import CONFIG, ROWS, decoder, ids, request
 from tests.model import variants
@@ -78,12 +79,12 @@ def test_a_row_that_has_ended_stays_as_it_is_while_others_go_on():
     session = made.advance(made.start(FIRST, request(max_tokens=16, end_ids=ends)), 5)
     ended_B = np.asarray(session.state.finish_B) == Finish.END
     assert 0 < ended_B.sum() < ROWS
-    cache = session.state.cache
+    cache = together(session.state.cache)
     slots = int(cache.next)
     before = [np.asarray(x) for x in (cache.k_LBKSC[:, ended_B, :, :slots], cache.position_BS[ended_B])]
     answers = made.completions(session)
     session = made.advance(session, 16)
-    cache = session.state.cache
+    cache = together(session.state.cache)
     assert int(cache.next) > slots
     for was, now in zip(before, (cache.k_LBKSC[:, ended_B, :, :slots], cache.position_BS[ended_B]), strict=True):
         assert np.array_equal(was, np.asarray(now))

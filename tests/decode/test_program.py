@@ -26,7 +26,7 @@ def body(config, batch: int) -> list[str]:
     model, params = lay_out(config, variants.parameters(config))
     limits = loop.Limits(jnp.array([-1]), jnp.full(batch, 8), jnp.zeros(batch, bool))
     key_B = jax.vmap(jax.random.key)(jnp.arange(batch))
-    logits_BV, cache = jnp.zeros((batch, config.vocab_size)), empty_cache(config, batch, SLOTS)
+    logits_BV, cache = jnp.zeros((batch, config.vocab_size)), empty_cache(config, batch, SLOTS, apart=True)
     state = jax.eval_shape(functools.partial(loop.begin, room=8), logits_BV, cache, GREEDY, limits, key_B, None)
     until = jnp.asarray(8, jnp.int32)
     text = loop.advance_program(batch).lower(model, params, state, GREEDY, limits, until).compile().as_text()
