@@ -17,8 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from lm.base.errors import RunError, UsageError
-from lm.decode.generate import Completion, Decoder, Prefilled, Prompt, Request, bucket, repeated
+from lm.decode.generate import Completion, Decoder, Prefilled, Prompt, Request, repeated
 from lm.decode.loop import Finish, Limits, extend, out_of_tokens
+from lm.decode.slots import bucket
 from lm.decode.strategy import GREEDY
 from lm.model.cache import Cache, take_rows
 from lm.model.transformer import Transformer

@@ -14,15 +14,14 @@ from lm.data.tokenizer import Tokenizer
 from lm.decode import loop, strategy
 from lm.decode.constrain import Automaton, Constraint
 from lm.decode.loop import Finish, Limits, State
+from lm.decode.slots import CHUNK, bucket, more_slots, slots_for
 from lm.decode.strategy import GREEDY, Strategy
 from lm.decode.text import first_stop
 from lm.decode.weights import lay_out
+from lm.model.accounting import cache_bytes
 from lm.model.cache import Cache, empty_cache, forget, grow, take_rows
 from lm.model.config import CacheDtype, ModelConfig
 
-SMALLEST_BUCKET = 16
-CHUNK = 512  # tokens of a prompt in one pass
-ROOM = 64  # tokens that a cache grows by
 STOP_CHECK = 16  # tokens between looks at the text for stop strings
 
 Prompt = str | np.ndarray
@@ -130,6 +129,7 @@ class Decoder:
             )
         self.config, self.tokenizer, self.cache_dtype = config, tokenizer, cache_dtype
         self.model, self.params = lay_out(config, params, unstack=unstack)
+        self._parameter_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(self.params))
 
     def encode(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
         """Ids of the prompts, an array a row.
@@ -144,14 +144,22 @@ class Decoder:
         begin = np.array([self.tokenizer.eos_id])
         return [np.concatenate([begin, next(texts)]) if isinstance(prompt, str) else prompt for prompt in prompts]
 
-    def prefill(self, prompts: Sequence[np.ndarray], request: Request, *, spare: int = 0) -> Prefilled:
+    def prefill(
+        self, prompts: Sequence[np.ndarray], request: Request, *, spare: int = 0, whole: bool = True
+    ) -> Prefilled:
         """Reads the prompts (ids, an array a row) into a cache with room for the answers and `spare` tokens more.
+
+        Unless the `whole` is asked for, a cache that costs more to read than the parameters has only room for the
+        beginning: `advance` makes it longer.
 
         Raises:
           UsageError: no prompt, an empty one, an id outside the vocabulary, or more tokens than the context holds.
         """
-        slots = room(bucket(max((len(prompt) for prompt in prompts), default=0)) + request.max_tokens + spare)
-        apart = self.model.unstacked
+        longest, rows = bucket(max((len(prompt) for prompt in prompts), default=0)), len(prompts) * request.samples
+        slots, apart = slots_for(longest + request.max_tokens + spare), self.model.unstacked
+        size = 1 if self.cache_dtype is CacheDtype.INT8 else jnp.dtype(self.config.dtype.value).itemsize
+        if not whole and cache_bytes(self.config, slots, rows, size) > self._parameter_bytes:
+            slots = slots_for(longest + 1)
         cache = empty_cache(self.config, len(prompts), slots, self.cache_dtype, spare=spare, apart=apart)
         return self._prefill(prompts, cache, request, fresh=True)
 
@@ -165,7 +173,7 @@ class Decoder:
         """
         if request.samples < 1:
             raise UsageError(f"{request.samples} samples were asked for", where="samples", do="Ask for at least 1.")
-        read = self.prefill(prompts, request, spare=spare)
+        read = self.prefill(prompts, request, spare=spare, whole=spare > 0)
         row_N, sample_N = np.divmod(np.arange(len(prompts) * request.samples, dtype=np.uint32), request.samples)
         if request.samples > 1:
             read = repeated(read, row_N)
@@ -198,7 +206,7 @@ class Decoder:
         if self._lost(cache, kept_B):
             return self._first(self.prefill(context, request), context, key_B, request)
         new = [known[kept:] for known, kept in zip(context, kept_B, strict=True)]
-        slots = room(int(kept_B.max()) + bucket(max(len(part) for part in new)) + request.max_tokens)
+        slots = slots_for(int(kept_B.max()) + bucket(max(len(part) for part in new)) + request.max_tokens)
         read = self._prefill(new, grow(cache, self.config, slots), request, fresh=False)
         return self._first(read, context, key_B, request)
 
@@ -212,12 +220,24 @@ class Decoder:
         request = _fresh(session).request
         at = int(session.state.step)
         while at < until and not session.done:
-            at = min(until, at + STOP_CHECK) if request.stops else until
+            state, free = self._with_room(session)
+            at = min(until, at + free, at + STOP_CHECK if request.stops else until)
             state = loop.advance(
-                self.model, self.params, session.state, request.steps, session.limits, jnp.asarray(at, jnp.int32)
+                self.model, self.params, state, request.steps, session.limits, jnp.asarray(at, jnp.int32)
             )
             session = self.stopped(session, state)
         return session
+
+    def _with_room(self, session: Session) -> tuple[State, int]:
+        """The state with room for another token, and for how many."""
+        state = session.state
+        if self.config.window is not None:
+            return state, session.request.max_tokens
+        used, slots = int(state.cache.next), state.cache.slots
+        if used == slots:
+            left = session.request.max_tokens - int(state.step)
+            state = state._replace(cache=longer(state.cache, self.config, more_slots(slots, used + left)))
+        return state, state.cache.slots - used
 
     def stopped(self, session: Session, state: State) -> Session:
         """The session with a newer state, in which rows that hold a stop string have ended."""
@@ -360,23 +380,14 @@ def _check_numbers(row: int, raw: np.ndarray, processed: np.ndarray) -> None:
                        do="Forbid fewer.")  # fmt: skip
 
 
+longer = jax.jit(grow, static_argnums=(1, 2))
+
+
 @jax.jit
 def repeated(read: Prefilled, row_N: jax.Array) -> Prefilled:
     """N rows, each a copy of row `row_N` of what was read: several answers to one prompt."""
     limits = read.limits._replace(tokens_B=read.limits.tokens_B[row_N], full_B=read.limits.full_B[row_N])
     return Prefilled(read.logits_BV[row_N], take_rows(read.cache, row_N), limits)
-
-
-def bucket(length: int) -> int:
-    """The next power of two, above `CHUNK` the next multiple of it."""
-    if length > CHUNK:
-        return -(-length // CHUNK) * CHUNK
-    return max(SMALLEST_BUCKET, 1 << max(length - 1, 0).bit_length())
-
-
-def room(tokens: int) -> int:
-    """Slots for so many tokens: the next multiple of `ROOM`, since every token reads all slots."""
-    return -(-tokens // ROOM) * ROOM
 
 
 def generate(decoder: Decoder, prompts: Sequence[Prompt], request: Request = Request()) -> list[Completion]:

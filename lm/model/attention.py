@@ -44,11 +44,14 @@ def attend_cached(q_BTHC: jax.Array, k_BKSC: jax.Array, v_BKSC: jax.Array, mask_
     """`attend` over keys and values as the cache holds them: a head's slots lie together, so that nothing is moved."""
     (B, T, H, C), (_, K, S, _) = q_BTHC.shape, k_BKSC.shape
     q_BKGTC = jnp.moveaxis(_grouped(q_BTHC, K), 1, 3)
-    # Batches of plain matrices, N = B K, with the keys on the left: else XLA on CPU copies them, transposed for a
-    # single query and without axes of length 1.
+    # Batches of plain matrices, N = B K, for a single token with the keys on the left: else XLA on CPU copies them,
+    # transposed for a single query and without axes of length 1.
     k_NSC, v_NSC, q_NMC = (x.reshape(B * K, -1, C) for x in (k_BKSC, v_BKSC, q_BKGTC))
-    scores_NSM = jnp.einsum("NSC,NMC->NSM", k_NSC, q_NMC, preferred_element_type=jnp.float32)
-    scores_BKGTS = scores_NSM.swapaxes(1, 2).reshape(B, K, H // K, T, S)
+    if T == 1:
+        scores_NMS = jnp.einsum("NSC,NMC->NSM", k_NSC, q_NMC, preferred_element_type=jnp.float32).swapaxes(1, 2)
+    else:
+        scores_NMS = jnp.einsum("NMC,NSC->NMS", q_NMC, k_NSC, preferred_element_type=jnp.float32)
+    scores_BKGTS = scores_NMS.reshape(B, K, H // K, T, S)
     weights_BKGTS = _masked_softmax(scores_BKGTS, mask_BTS[:, None, None]).astype(q_BTHC.dtype)
     out_NMC = jnp.einsum("NMS,NSC->NMC", weights_BKGTS.reshape(B * K, -1, S), v_NSC)
     return jnp.moveaxis(out_NMC.reshape(q_BKGTC.shape), 3, 1).reshape(q_BTHC.shape)

@@ -5,6 +5,7 @@ slot holds in a row is said by its position there; -1 says none. That one array 
 lengths, several turns of a conversation and the ring of a sliding window alike.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -58,6 +59,7 @@ class Recall(NamedTuple):
     source_BS: jax.Array | None
 
 
+@partial(jax.jit, static_argnames=("config", "batch", "slots", "dtype", "spare", "apart"))
 def empty_cache(
     config: ModelConfig,
     batch: int,

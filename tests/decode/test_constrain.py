@@ -16,10 +16,11 @@ from lm.data.tokenizer import ByteTokenizer, load_tokenizer, train_bpe
 from lm.decode import automaton, constrain
 from lm.decode.automaton import DEAD, NEVER, START, over_tokens
 from lm.decode.constrain import Constraint
-from lm.decode.generate import Decoder, bucket, generate
+from lm.decode.generate import Decoder, generate
 from lm.decode.loop import Finish
 from lm.decode.schema import regex_of
 from lm.decode.settings import Settings
+from lm.decode.slots import bucket
 from tests.decode import schemas, tiny
 from tests.model import variants
 
