@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from lm.decode import choose, constrain, strategy
 from lm.decode.automaton import START
@@ -81,13 +82,14 @@ def extend(
 
 
 def prefill(
-    model: Transformer, params: Any, tokens_BT: jax.Array, count_B: jax.Array, cache: Cache, *, fresh: bool
+    model: Transformer, params: Any, tokens_BT: ArrayLike, count_B: ArrayLike, cache: Cache, *, fresh: bool
 ) -> tuple[jax.Array, Cache]:
     """The logits [B, V] after the last token of each row, and the cache with all of them; rows end on the right.
 
     `cache` is written over.
     """
-    return prefill_program()(model, params, tokens_BT, count_B, cache, fresh=fresh)
+    result = prefill_program()(model, params, tokens_BT, count_B, cache, fresh=fresh)
+    return cast(tuple[jax.Array, Cache], result)
 
 
 def prefill_program() -> Any:
@@ -133,7 +135,7 @@ def begin(
 
 def advance(model: Transformer, params: Any, state: State, steps: Strategy, limits: Limits, until: jax.Array) -> State:
     """Goes on until `until` tokens of the answer are chosen or every row has ended; `state` is written over."""
-    return advance_program(len(state.taken_B))(model, params, state, steps, limits, until)
+    return cast(State, advance_program(len(state.taken_B))(model, params, state, steps, limits, until))
 
 
 def advance_program(rows: int) -> Any:
