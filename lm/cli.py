@@ -5,8 +5,12 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lm.base.errors import LmError, RunError, UsageError
+
+if TYPE_CHECKING:
+    from lm.sweep.launch import Launcher
 
 Runner = Callable[[argparse.Namespace], None]
 
@@ -105,14 +109,70 @@ def _sweep(parser: argparse.ArgumentParser) -> Runner:
     """Trains a ladder's grid of models, fits its law, predicts the held-out run and writes a report."""
     parser.add_argument("config", metavar="LADDER[:ARG]", help="a ladder file, e.g. configs/ladders/quick.py")
     parser.add_argument("--workdir", required=True, type=Path, metavar="DIR", help="holds a folder for each sweep")
-    parser.add_argument("--jobs", type=int, metavar="N", help="cells at once (default: one a core)")
+    parser.add_argument("--jobs", type=int, metavar="N", help="cells at once on this machine (default: one a core)")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and its cost, train nothing")
+    parser.add_argument("--launcher", choices=("local", "slurm"), default="local", help="where cells run")
+    jobs = parser.add_argument_group("with --launcher slurm, an array of jobs, a cell each")
+    jobs.add_argument("--partition", metavar="P", help="as sbatch takes it, like the next three")
+    jobs.add_argument("--account", metavar="A")
+    jobs.add_argument("--time", metavar="T", help="limit of a job: at it the cell saves, is queued again and continues")
+    jobs.add_argument("--gpus-per-node", metavar="G", help="e.g. 4 or h100:4")
+    jobs.add_argument("--nodes-per-cell", type=int, metavar="N", help="nodes of a job (default 1), a process on each")
+    jobs.add_argument("--max-parallel", type=int, metavar="K", help="jobs at once (default: all)")
+    jobs.add_argument("--slurm", metavar="KEY=VALUE", action="append", help="any other option of sbatch, e.g. qos=low")
 
     def run(args: argparse.Namespace) -> None:
         from lm.sweep.ladder import load_ladder
         from lm.sweep.sweep import sweep
 
-        sweep(load_ladder(args.config, args.overrides), args.workdir, jobs=args.jobs, dry_run=args.dry_run)
+        ladder = load_ladder(args.config, args.overrides)
+        sweep(ladder, args.workdir, launcher=_launcher(args), dry_run=args.dry_run)
+
+    return run
+
+
+def _launcher(args: argparse.Namespace) -> "Launcher":
+    flags = ("partition", "account", "time", "gpus_per_node", "nodes_per_cell", "max_parallel", "slurm")
+    given = {name: getattr(args, name) for name in flags if getattr(args, name) is not None}
+    if args.launcher == "local":
+        from lm.sweep.local import Local, slots
+
+        if given:
+            raise UsageError("says how Slurm runs cells", where=f"--{next(iter(given)).replace('_', '-')}",
+                             do="Add --launcher slurm, or leave it out.")  # fmt: skip
+        return Local(slots(args.jobs))
+    from lm.sweep.slurm import Slurm
+
+    if args.jobs is not None:
+        raise UsageError("is for cells on this machine", where="--jobs", do="Say --max-parallel for Slurm.")
+    return Slurm(options=tuple(given.pop("slurm", ())), **given)
+
+
+def _status(parser: argparse.ArgumentParser) -> Runner:
+    """Shows how far a sweep is: cells done, running with step and time left, queued, and failed with the reason."""
+    parser.add_argument("folder", type=Path, metavar="DIR", help="a sweep's folder, e.g. runs/quick")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+    def run(args: argparse.Namespace) -> None:
+        from lm.sweep.status import as_dict, show, status
+
+        found = status(args.folder)
+        if args.json:
+            print(json.dumps(as_dict(found), indent=2))
+        else:
+            show(found)
+
+    return run
+
+
+def _cancel(parser: argparse.ArgumentParser) -> Runner:
+    """Cancels a sweep's Slurm jobs and ends its `lm sweep` on this machine; checkpoints are kept."""
+    parser.add_argument("folder", type=Path, metavar="DIR", help="a sweep's folder, e.g. runs/quick")
+
+    def run(args: argparse.Namespace) -> None:
+        from lm.sweep.status import cancel
+
+        print("\n".join(cancel(args.folder)) or "nothing was going on")
 
     return run
 
@@ -418,6 +478,8 @@ COMMANDS: dict[str, tuple[Callable[[argparse.ArgumentParser], Runner], str]] = {
     "tokenize": (_tokenize, "lm tokenize 'books/*.jsonl.xz' --out tokens --train-bpe 4096"),
     "train": (_train, "lm train --config configs/tiny.py --workdir runs/tiny --config.optimizer.peak_lr=3e-3"),
     "sweep": (_sweep, "lm sweep configs/ladders/quick.py --workdir runs --dry-run"),
+    "status": (_status, "lm status runs/quick"),
+    "cancel": (_cancel, "lm cancel runs/quick"),
     "table": (_table, "lm table runs/quick --out table.csv"),
     "fit": (_fit, "lm fit runs.csv --n params --d tokens --loss loss --out fit.json"),
     "predict": (_predict, "lm predict --fit fit.json --n 1e9 --d 2e10"),

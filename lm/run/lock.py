@@ -1,9 +1,12 @@
 """One process a run folder: a lock that dies with the process that holds it."""
 
 import contextlib
+import dataclasses
 import errno
 import fcntl
 import os
+import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +14,33 @@ from lm.base.errors import RunError, UsageError
 from lm.base.files import disk_full
 
 NAME = ".lock"
+_LOOK_SECONDS = 0.05  # far longer than `holder` keeps a process out
+
+
+@dataclasses.dataclass(frozen=True)
+class Holder:
+    """The process that works in a folder."""
+
+    pid: int
+    host: str
+
+    def __str__(self) -> str:
+        return f"{self.pid} on {self.host}"
+
+
+def holder(path: Path | str) -> Holder | None:
+    """The process that holds the folder `path`; None when it is free, was never locked, or its holder is not told."""
+    try:
+        handle = os.open(Path(path) / NAME, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return None
+    except BlockingIOError:
+        return _written(handle)
+    finally:
+        os.close(handle)
 
 
 @contextlib.contextmanager
@@ -36,16 +66,28 @@ def locked(path: Path | str) -> Iterator[None]:
         ) from None
     try:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _take(handle)
         except BlockingIOError:
-            holder = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
             raise RunError(
-                f"process {holder} is working in this run folder",
+                f"process {_written(handle) or 'unknown'} is working in this run folder",
                 where=str(path),
                 do="Wait until it ends, or choose another --workdir.",
             ) from None
         os.ftruncate(handle, 0)
-        os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+        os.pwrite(handle, f"{Holder(os.getpid(), socket.gethostname())}\n".encode(), 0)
         yield
     finally:
         os.close(handle)
+
+
+def _take(handle: int) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:  # perhaps for the moment of a look
+        time.sleep(_LOOK_SECONDS)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _written(handle: int) -> Holder | None:
+    pid, _, host = os.pread(handle, 300, 0).decode(errors="replace").strip().partition(" on ")
+    return Holder(int(pid), host) if pid.isdigit() else None

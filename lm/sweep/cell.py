@@ -32,10 +32,20 @@ class Order:
 
 def main(arguments: Sequence[str]) -> int:
     """Carries out the order in the file that is named; returns what `lm train` would."""
-    order = build(Order, json.loads(Path(arguments[0]).read_text()), "order")
+    order = read_order(Path(arguments[0]))
     _die_with_parent()
     if order.cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, order.cores)
+    return carry_out(order)
+
+
+def read_order(path: Path) -> Order:
+    """The order that a runner wrote."""
+    return build(Order, json.loads(path.read_text()), "order")
+
+
+def carry_out(order: Order) -> int:
+    """Trains the cell; returns what `lm train` would."""
     try:
         train(build(RunConfig, order.config), order.workdir, cache=order.cache, labels=Labels(**order.labels))
     except LmError as error:

@@ -1,7 +1,10 @@
 """A sweep, top to bottom: plan, tune, train the rest, gather the table, fit, predict the held-out run, report."""
 
+import contextlib
 import dataclasses
-from collections.abc import Iterable, Sequence
+import signal
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +17,6 @@ from lm.base.files import write_json, write_text
 from lm.base.progress import bar, console
 from lm.data.corpus import Corpus, prepare
 from lm.model.accounting import count_parameters
-from lm.parallel.peak import measured_matmul_flops
-from lm.run.folder import RunFolder
 from lm.run.lock import locked
 from lm.run.record import read_result
 from lm.scaling.fit import fit_table
@@ -25,16 +26,18 @@ from lm.scaling.pages.report import write_report
 from lm.scaling.planning.predict import predict
 from lm.scaling.result import FitResult
 from lm.scaling.table import NAMES
+from lm.sweep.folder import Listed, SweepFolder
 from lm.sweep.ladder import FITTED, Cell, Fit, Ladder, Role
+from lm.sweep.launch import Launcher
 from lm.sweep.local import Local, slots
-from lm.sweep.plan import Planned, estimated_seconds, plan_table, planned
+from lm.sweep.plan import Planned, plan_table, planned
 from lm.sweep.tune import Rule, fit_rule
 from lm.train.config import RunConfig
 
 Row = dict[str, Any]
 
 
-def sweep(ladder: Ladder, workdir: Path | str, *, jobs: int | None = None, dry_run: bool = False) -> Path:
+def sweep(ladder: Ladder, workdir: Path | str, *, launcher: Launcher | None = None, dry_run: bool = False) -> Path:
     """Runs what a ladder still lacks under `<workdir>/<ladder name>/` and returns that folder.
 
     Finished cells are skipped by content, interrupted ones continue, a failed one does not stop the others.
@@ -42,40 +45,57 @@ def sweep(ladder: Ladder, workdir: Path | str, *, jobs: int | None = None, dry_r
     Args:
       ladder: the sweep.
       workdir: where the sweep's folder lies.
-      jobs: cells at once; None: one a core.
+      launcher: where cells run; None: here, one a core.
       dry_run: print the plan and its estimated cost, and train nothing.
 
     Raises:
       RunError: cells failed (all others are finished first), or nothing is left to fit.
-      KeyboardInterrupt: running cells have saved and ended.
+      KeyboardInterrupt: stopped by SIGINT or SIGTERM. Cells on this machine have saved and ended, jobs go on.
     """
-    folder = Path(workdir) / ladder.name
-    with locked(folder):
-        corpora = _Corpora(folder / "data")
-        local = Local(folder, ladder.name, slots(jobs))
+    folder = SweepFolder(Path(workdir) / ladder.name)
+    launcher = launcher or Local(slots(None))
+    with locked(folder.path), _stopped_by_sigterm():
+        corpora = _Corpora(folder.data)
         tune = _tune_cells(ladder, corpora)
         measured = _tune_rows(folder, tune)
         rule = fit_rule(measured) if tune and len(measured) == len(tune) else None
-        _print_plan(ladder, folder, tune, _cells(ladder, corpora, rule), local, corpora)
-        if dry_run:
-            return folder
-        write_json(folder / "ladder.json", to_dict(ladder))
-        failures = _run("tune", tune, local) if tune else []
-        rule = _rule(folder, tune) if tune else None
         cells = _cells(ladder, corpora, rule)
-        failures += _run("cells", cells, local)
+        _print_plan(ladder, folder, tune, cells, launcher, corpora)
+        if dry_run:
+            return folder.path
+        write_json(folder.ladder, to_dict(ladder))
+        failures = []
+        if tune:
+            _list(folder, tune if rule is None else [*tune, *cells], later=len(cells) if rule is None else 0)
+            failures = _run("tune", ladder.name, folder, tune, launcher)
+            cells = _cells(ladder, corpora, _rule(folder, tune))
+        _list(folder, [*tune, *cells])
+        failures += _run("cells", ladder.name, folder, cells, launcher)
         table = _gather(folder, [*tune, *cells])
         told = f"{len(failures)} of {len(tune) + len(cells)} cells failed: {'; '.join(failures)}"
         try:
-            _fit(ladder, folder, table)
-            print(f"\nreport: {write_report(folder)}")
+            _fit(ladder, folder.path, table)
+            print(f"\nreport: {write_report(folder.path)}")
         except LmError as error:
             if not failures:
                 raise
             told += f"; the others give no fit: {error.what}"
         if failures:
-            raise RunError(told, where=str(folder), do="The same command tries them again.")
-    return folder
+            raise RunError(told, where=str(folder.path), do="The same command tries them again.")
+    return folder.path
+
+
+@contextlib.contextmanager
+def _stopped_by_sigterm() -> Iterator[None]:
+    """SIGTERM interrupts as Ctrl-C does: a sweep that is told to end lets its cells save."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class _Corpora:
@@ -123,72 +143,68 @@ def _at_rate(config: RunConfig, rate: float) -> RunConfig:
 
 def _print_plan(
     ladder: Ladder,
-    folder: Path,
+    folder: SweepFolder,
     tune: Sequence[Planned],
     cells: Sequence[Planned],
-    local: Local,
+    launcher: Launcher,
     corpora: _Corpora,
 ) -> None:
     title = f"{ladder.name}: cells"
     if tune:
         rich.print(plan_table(tune, f"{ladder.name}: tune stage"))
-        title += "" if all(_finished(folder, cell) for cell in tune) else " (their rates follow from the tune stage)"
+        title += "" if all(folder.finished(cell.id) for cell in tune) else " (their rates follow from the tune stage)"
     rich.print(plan_table(cells, title))
     epochs = [cell.tokens / corpora(cell.config).train.tokens for cell in cells]
     if max(epochs) > 1:
         print(f"{sum(epoch > 1 for epoch in epochs)} cells read the training text more than once, "
               f"at most {max(epochs):.1f} times: the law has no term for repetition")  # fmt: skip
-    left = [cell for cell in [*tune, *cells] if not _finished(folder, cell)]
-    count = len(local.cores)
-    seconds = estimated_seconds(left, count, measured_matmul_flops("float32") / count)
+    left = [cell for cell in [*tune, *cells] if not folder.finished(cell.id)]
     flops = sum(cell.flops for cell in left)
-    print(
-        f"{len(left)} of {len(tune) + len(cells)} cells to train, {flops:.3g} FLOP, {count} at once: "
-        f"about {seconds / 60:.1f} minutes (estimated from this machine's matmul rate)"
-    )
+    print(f"{len(left)} of {len(tune) + len(cells)} cells to train, {flops:.3g} FLOP, {launcher.outlook(left)}")
 
 
-def _run(title: str, cells: Sequence[Planned], local: Local) -> list[str]:
+def _list(folder: SweepFolder, cells: Iterable[Planned], later: int = 0) -> None:
+    folder.write_list([Listed(cell.id, cell.role.value, cell.n, cell.config.steps) for cell in cells], later)
+
+
+def _run(title: str, name: str, folder: SweepFolder, cells: Sequence[Planned], launcher: Launcher) -> list[str]:
     """Trains the cells that have no result yet; returns a line for each that failed."""
-    waiting = [cell for cell in cells if not _finished(local.sweep, cell)]
+    waiting = [cell for cell in cells if not folder.finished(cell.id)]
     failures, spent, total = [], 0, sum(cell.flops for cell in waiting)
     with bar(title, total) as progress:
-        for number, outcome in enumerate(local.run(waiting), start=1):
+        for number, outcome in enumerate(launcher.run(folder, name, waiting), start=1):
             cell = outcome.cell
             spent += cell.flops
             what = f"[{number}/{len(waiting)}] {cell.id} {cell.role.value} N={cell.n:,} D={cell.tokens:,}"
             if outcome.why:
                 failures.append(f"{cell.id} ({outcome.why})")
+                write_text(folder.failure(cell.id), f"{outcome.why}\n")
                 console.print(f"{what} FAILED: {outcome.why}", highlight=False, style="red")
             else:
-                loss = _result(local.sweep, cell)["loss"]
-                console.print(f"{what} loss {loss:.4f} in {outcome.seconds:.0f} s", highlight=False)
+                row = _result(folder, cell)
+                console.print(f"{what} loss {row['loss']:.4f} in {row['wall_seconds']:.0f} s", highlight=False)
             progress.update(spent, f"{number} of {len(waiting)} cells")
     return failures
 
 
-def _finished(folder: Path, cell: Planned) -> bool:
-    return RunFolder(folder / cell.id).result.is_file()
+def _result(folder: SweepFolder, cell: Planned) -> Row:
+    return read_result(folder.run(cell.id))
 
 
-def _result(folder: Path, cell: Planned) -> Row:
-    return read_result(RunFolder(folder / cell.id))
-
-
-def _tune_rows(folder: Path, tune: Sequence[Planned]) -> list[Row]:
-    finished = [_result(folder, cell) for cell in tune if _finished(folder, cell)]
+def _tune_rows(folder: SweepFolder, tune: Sequence[Planned]) -> list[Row]:
+    finished = [_result(folder, cell) for cell in tune if folder.finished(cell.id)]
     return [{"n": row["params_total"], "peak_lr": row["peak_lr"], "loss": row["loss"]} for row in finished]
 
 
-def _rule(folder: Path, tune: Sequence[Planned]) -> Rule:
+def _rule(folder: SweepFolder, tune: Sequence[Planned]) -> Rule:
     rows = _tune_rows(folder, tune)
     rule = fit_rule(rows)
-    write_json(folder / "tune.json", {"rows": rows, "rule": dataclasses.asdict(rule)})
+    write_json(folder.tune, {"rows": rows, "rule": dataclasses.asdict(rule)})
     print(f"tune: {rule.text}")
     return rule
 
 
-def _gather(folder: Path, cells: Iterable[Planned]) -> pd.DataFrame:
+def _gather(folder: SweepFolder, cells: Iterable[Planned]) -> pd.DataFrame:
     """Writes and returns `table.csv`: a row a finished cell; one that serves twice has the role it has last.
 
     Raises:
@@ -197,12 +213,12 @@ def _gather(folder: Path, cells: Iterable[Planned]) -> pd.DataFrame:
     rows = {
         cell.id: {**_result(folder, cell), "role": cell.role.value, "budget": cell.budget}
         for cell in cells
-        if _finished(folder, cell)
+        if folder.finished(cell.id)
     }
     if not rows:
-        raise RunError("no cell finished", where=str(folder), do="See the failures above.")
+        raise RunError("no cell finished", where=str(folder.path), do="See the failures above.")
     table = pd.DataFrame(list(rows.values()), columns=list(NAMES))
-    write_text(folder / "table.csv", table.to_csv(index=False))
+    write_text(folder.table, table.to_csv(index=False))
     return table
 
 
