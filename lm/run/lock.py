@@ -2,10 +2,12 @@
 
 import contextlib
 import dataclasses
+import datetime
 import errno
 import fcntl
 import os
-import socket
+import platform
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,9 +25,10 @@ class Holder:
 
     pid: int
     host: str
+    since: str  # local date and time with its offset
 
     def __str__(self) -> str:
-        return f"{self.pid} on {self.host}"
+        return f"process {self.pid} on {self.host}, since {self.since},"
 
 
 def holder(path: Path | str) -> Holder | None:
@@ -52,7 +55,7 @@ def locked(path: Path | str) -> Iterator[None]:
 
     Raises:
       UsageError: the folder cannot be made or written to.
-      RunError: another process holds it; the message names that process. Or the disk is full.
+      RunError: another process holds it; the message names it, its machine and since when. Or the disk is full.
     """
     path = Path(path)
     try:
@@ -69,12 +72,13 @@ def locked(path: Path | str) -> Iterator[None]:
             _take(handle)
         except BlockingIOError:
             raise RunError(
-                f"process {_written(handle) or 'unknown'} is working in this run folder",
+                f"{_written(handle) or 'an unknown process'} is working in this run folder",
                 where=str(path),
                 do="Wait until it ends, or choose another --workdir.",
             ) from None
         os.ftruncate(handle, 0)
-        os.pwrite(handle, f"{Holder(os.getpid(), socket.gethostname())}\n".encode(), 0)
+        since = datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
+        os.pwrite(handle, f"{Holder(os.getpid(), platform.node(), since)}\n".encode(), 0)
         yield
     finally:
         os.close(handle)
@@ -89,5 +93,6 @@ def _take(handle: int) -> None:
 
 
 def _written(handle: int) -> Holder | None:
-    pid, _, host = os.pread(handle, 300, 0).decode(errors="replace").strip().partition(" on ")
-    return Holder(int(pid), host) if pid.isdigit() else None
+    text = os.pread(handle, 512, 0).decode(errors="replace")
+    found = re.match(r"process (\d+) on (.*), since (.*),$", text, re.MULTILINE)
+    return Holder(int(found[1]), found[2], found[3]) if found else None

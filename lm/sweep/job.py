@@ -21,7 +21,7 @@ def run(order_file: str) -> None:
     end with 0, so that none is killed for another's end.
 
     Raises:
-      SystemExit: the cell failed; with the exit code of `lm train`.
+      SystemExit: always, with 0 or the exit code of `lm train`; submitit then adds no word and no result of its own.
     """
     order, process = read_order(Path(order_file)), int(os.environ.get("SLURM_PROCID", "0"))
     run_folder = RunFolder(Path(order.workdir))
@@ -42,8 +42,7 @@ def run(order_file: str) -> None:
         code = 0
         if warned and process == 0:
             code = _requeue() if latest_step(run_folder.checkpoints) != before else _refuse()
-    if code:
-        raise SystemExit(code)
+    raise SystemExit(code)
 
 
 def _say_into(path: Path) -> None:

@@ -5,8 +5,8 @@ import dataclasses
 import enum
 import json
 import os
+import platform
 import signal
-import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -132,8 +132,8 @@ def cancel(path: Path | str) -> list[str]:
 
 
 def _end(folder: SweepFolder, at_work: Holder) -> str:
-    if at_work.host != socket.gethostname():
-        raise RunError(f"process {at_work} works on this sweep", where=str(folder.path),
+    if at_work.host != platform.node():
+        raise RunError(f"{at_work} is working on this sweep", where=str(folder.path),
                        do=f"End it there first: kill {at_work.pid}")  # fmt: skip
     os.kill(at_work.pid, signal.SIGTERM)
     deadline = time.monotonic() + _SAVING_SECONDS

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "scancel")
-DEADLINE = 300.0  # seconds for what takes one on a quiet machine
+DEADLINE = 900.0  # seconds for what takes few on a quiet machine
 
 _CONF = """
 ClusterName=test
