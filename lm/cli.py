@@ -341,6 +341,31 @@ def _count(parser: argparse.ArgumentParser) -> Runner:
     return run
 
 
+def _compile(parser: argparse.ArgumentParser) -> Runner:
+    """Compiles the train step for a slice of TPUs that is not here: memory, collectives, a roofline, the best mesh."""
+    parser.add_argument("--config", required=True, metavar="FILE[:ARG]", help="a file with get_config(arg), or a .json")
+    parser.add_argument("--topology", required=True, metavar="T", help="v5e:AxB, v6e:AxB or v5p:AxBxC, in chips")
+    parser.add_argument("--slices", type=_positive, default=1, metavar="N", help="so many of them (default 1)")
+    parser.add_argument(
+        "--search", type=_positive, nargs="?", const=12, metavar="N",
+        help="compile N meshes, remat policies and accumulations (default 12), rank them and pick",
+    )  # fmt: skip
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all of it as JSON")
+
+    def run(args: argparse.Namespace) -> None:
+        from lm.train import compile_command
+
+        compile_command.run(args)
+
+    return run
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number from 1 on")
+    return int(text)
+
+
 def _eval(parser: argparse.ArgumentParser) -> Runner:
     """Scores a text under a run's newest checkpoint: nats/token, perplexity, bits/token and bits/byte."""
     parser.add_argument("--checkpoint", required=True, type=Path, metavar="RUN", help="a run folder")
@@ -486,6 +511,7 @@ COMMANDS: dict[str, tuple[Callable[[argparse.ArgumentParser], Runner], str]] = {
     "plan": (_plan, "lm plan --fit fit.json --budget 1e24 --inference-tokens 2e12"),
     "report": (_report, "lm report runs/quick --format svg"),
     "count": (_count, "lm count --config configs/llama.py:8b --json"),
+    "compile": (_compile, "lm compile --config configs/llama.py:8b --topology v5e:16x16 --search"),
     "eval": (_eval, "lm eval --checkpoint runs/tiny --text book.txt --stride 64 --per-token tokens.jsonl"),
     "generate": (_generate, "lm generate --checkpoint runs/tiny --prompt 'Once upon' --temperature 0.8 --top-p 0.95"),
     "compress": (_compress, "lm compress book.txt --checkpoint runs/tiny --compare"),

@@ -1,11 +1,15 @@
 """Attention: which keys a query may see, the weighted sum itself, and the sublayer around it."""
 
+import dataclasses
+from typing import Any, Protocol
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from lm.model.cache import Memory, Recall, remember
 from lm.model.config import ModelConfig, Norm
+from lm.model.execution import Products
 from lm.model.layers import Normalise, Projection, residual_std
 from lm.model.positions import Rotation, rotate
 
@@ -71,6 +75,43 @@ def _masked_softmax(scores: jax.Array, mask: jax.Array) -> jax.Array:
     return weights / jnp.where(total == 0.0, 1.0, total)
 
 
+class Attention(Protocol):
+    """How rows attend to themselves: causally, in a sliding window where the model has one, inside documents."""
+
+    @property
+    def products(self) -> Products:
+        """What it executes."""
+
+    def sees(self, length: int, segments_BT: jax.Array | None, window: int | None) -> Any:
+        """What every layer needs to know of who sees whom; a pytree."""
+
+    def __call__(self, q_BTHC: jax.Array, k_BSKC: jax.Array, v_BSKC: jax.Array, seen: Any) -> jax.Array:
+        """The weighted sums of one layer, [B, T, H, C] in the inputs' type."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plain:
+    """`attend` under `causal_mask`, for any shape, type and device; `reason` says why it is no kernel."""
+
+    reason: str = "asked for"
+
+    @property
+    def products(self) -> Products:
+        """Two products backward for each one forward, over all T x T."""
+        return Products(backward=4, causal=False)
+
+    def sees(self, length: int, segments_BT: jax.Array | None, window: int | None) -> jax.Array:
+        """The mask."""
+        return causal_mask(length, segments_BT, window)
+
+    def __call__(self, q_BTHC: jax.Array, k_BSKC: jax.Array, v_BSKC: jax.Array, seen: jax.Array) -> jax.Array:
+        """Holds the scores of all T x T."""
+        return attend(q_BTHC, k_BSKC, v_BSKC, seen)
+
+    def __str__(self) -> str:
+        return f"plain attention, all T x T scores: {self.reason}"
+
+
 class SelfAttention(nn.Module):
     """Queries, keys and values, optional QK-norm (RMSNorm of each head), rotary turn, attention, output projection.
 
@@ -81,10 +122,11 @@ class SelfAttention(nn.Module):
     """
 
     config: ModelConfig
+    attention: Attention = Plain()
 
     @nn.compact
     def __call__(
-        self, x_BTD: jax.Array, turn: Rotation | None, seen: jax.Array | Recall, memory: Memory | None
+        self, x_BTD: jax.Array, turn: Rotation | None, seen: Any, memory: Memory | None
     ) -> tuple[jax.Array, Memory | None]:
         config = self.config
         D, H, K, C = config.d_model, config.n_head, config.kv_heads, config.head_width
@@ -110,8 +152,8 @@ class SelfAttention(nn.Module):
         if isinstance(seen, Recall) and memory is not None:
             memory, k_BKSC, v_BKSC = remember(memory, seen, k_BSKC, v_BSKC)
             out_BTHC = attend_cached(q_BTHC, k_BKSC, v_BKSC, seen.mask_BTS)
-        elif isinstance(seen, jax.Array):
-            out_BTHC = attend(q_BTHC, k_BSKC, v_BSKC, seen)
+        else:
+            out_BTHC = self.attention(q_BTHC, k_BSKC, v_BSKC, seen)
         axes, std = ("heads", "head", "embed"), residual_std(config)
         out = Projection((H, C, D), axes, dtype, std, contracted=2, bias=config.bias, name="out")
         return out(out_BTHC), memory

@@ -7,14 +7,15 @@ without rules (`flax.linen.logical_axis_rules`) the names mean nothing.
 """
 
 import math
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from lm.base.errors import UsageError
-from lm.model.attention import SelfAttention, causal_mask
-from lm.model.cache import EMPTY, Cache, Memory, Recall, recall
+from lm.model.attention import Attention, Plain, SelfAttention
+from lm.model.cache import EMPTY, Cache, Memory, recall
 from lm.model.config import ModelConfig, Positions, Remat
 from lm.model.feedforward import PositionWise
 from lm.model.layers import Normalise, normal
@@ -30,13 +31,14 @@ class Block(nn.Module):
     """One pre-norm layer; its result is a pair because `scan` wants a carry and an output."""
 
     config: ModelConfig
+    attention: Attention = Plain()
 
     @nn.compact
-    def __call__(self, carry: Carry, turn: Rotation | None, seen: jax.Array | Recall) -> tuple[Carry, None]:
+    def __call__(self, carry: Carry, turn: Rotation | None, seen: Any) -> tuple[Carry, None]:
         config = self.config
         x_BTD, memory = carry
         y_BTD = Normalise(config.norm, config.norm_eps, config.bias, name="attention_norm")(x_BTD)
-        y_BTD, memory = SelfAttention(config, name="attention")(y_BTD, turn, seen, memory)
+        y_BTD, memory = SelfAttention(config, self.attention, name="attention")(y_BTD, turn, seen, memory)
         x_BTD = x_BTD + y_BTD
         y_BTD = Normalise(config.norm, config.norm_eps, config.bias, name="feed_forward_norm")(x_BTD)
         x_BTD = x_BTD + PositionWise(config, name="feed_forward")(y_BTD)
@@ -47,10 +49,12 @@ class Transformer(nn.Module):
     """Decoder-only, pre-norm (the layout of GPT-2, and of Llama with its choices).
 
     Parameters are stacked over layers; `unstacked` reads them layer by layer (`lm.decode.weights` takes them apart).
+    `attention` is what whole rows attend with (`lm.model.fused` has kernels); a cache has its own way.
     """
 
     config: ModelConfig
     unstacked: bool = False
+    attention: Attention = Plain()
 
     def __call__(self, tokens_BT: jax.Array, segments_BT: jax.Array | None = None) -> jax.Array:
         """The logits of whole rows, float32 [B, T, V].
@@ -72,7 +76,8 @@ class Transformer(nn.Module):
             position_BT = jnp.arange(length, dtype=jnp.int32)[None, :]
         else:
             position_BT = document_positions(segments_BT)
-        logits_BTV, _ = self._through(tokens_BT, position_BT, causal_mask(length, segments_BT, config.window), None)
+        seen = self.attention.sees(length, segments_BT, config.window)
+        logits_BTV, _ = self._through(tokens_BT, position_BT, seen, None)
         return logits_BTV
 
     def extend(
@@ -97,7 +102,7 @@ class Transformer(nn.Module):
         self,
         tokens_BT: jax.Array,
         position_BT: jax.Array,
-        seen: jax.Array | Recall,
+        seen: Any,
         memory: Memory | None,
         last: int | None = None,
     ) -> tuple[jax.Array, Memory | None]:
@@ -115,9 +120,9 @@ class Transformer(nn.Module):
         carry = nn.with_logical_constraint(x_BTD, RESIDUAL), memory
         if self.unstacked:
             for layer in range(config.n_layer):
-                carry, _ = Block(config, name=f"layer_{layer}")(carry, turn, seen)
+                carry, _ = Block(config, self.attention, name=f"layer_{layer}")(carry, turn, seen)
         else:
-            carry, _ = _stack(config)(carry, turn, seen)
+            carry, _ = _stack(config, self.attention)(carry, turn, seen)
         x_BTD, memory = carry
         if last is not None:
             x_BTD = x_BTD[:, -last:]
@@ -140,7 +145,7 @@ def expected_first_loss(config: ModelConfig) -> float:
     return math.log(config.vocab_size) + config.d_model * config.init_scale**2 / 2
 
 
-def _stack(config: ModelConfig) -> nn.Module:
+def _stack(config: ModelConfig, attention: Attention) -> nn.Module:
     block = Block
     if config.remat is not Remat.NONE:
         policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if config.remat is Remat.DOTS else None
@@ -154,4 +159,4 @@ def _stack(config: ModelConfig) -> nn.Module:
         length=config.n_layer,
         unroll=config.n_layer if config.unroll_layers else 1,
         metadata_params={nn.PARTITION_NAME: "layers"},
-    )(config, name="layers")
+    )(config, attention, name="layers")

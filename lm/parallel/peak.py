@@ -5,16 +5,7 @@ import time
 import jax
 import jax.numpy as jnp
 
-# Dense bfloat16 FLOP/s of one chip, from the makers' data sheets as of 2026-11 (NVIDIA without sparsity).
-PUBLISHED_BFLOAT16 = {
-    "TPU v4": 275e12,
-    "TPU v5 lite": 197e12,
-    "TPU v5": 459e12,
-    "TPU v6 lite": 918e12,
-    "NVIDIA A100": 312e12,
-    "NVIDIA H100": 989e12,
-    "NVIDIA H200": 989e12,
-}
+from lm.parallel.chips import chip_of
 
 _SIDE = 1024
 
@@ -24,9 +15,8 @@ def peak_flops(dtype: str) -> float:
 
     A known accelerator gives its published bfloat16 rate, whatever `dtype`; any other device is measured.
     """
-    kind = jax.devices()[0].device_kind
-    matches = [name for name in PUBLISHED_BFLOAT16 if kind.startswith(name)]
-    return PUBLISHED_BFLOAT16[max(matches, key=len)] if matches else measured_matmul_flops(dtype)
+    chip = chip_of(jax.devices()[0].device_kind)
+    return measured_matmul_flops(dtype) if chip is None else chip.flops
 
 
 def measured_matmul_flops(dtype: str, seconds: float = 0.2) -> float:

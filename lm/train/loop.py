@@ -33,7 +33,7 @@ from lm.train.profile import Profile, check_span
 from lm.train.recorder import Recorder
 from lm.train.result import Labels, result_row
 from lm.train.start import read_source, start
-from lm.train.step import make_train_step
+from lm.train.step import check_mesh, make_train_step
 from lm.train.validation import Validation
 
 logger = logging.getLogger("lm.train")
@@ -180,19 +180,7 @@ def _check_fit(config: RunConfig, tokenizer: Tokenizer, mesh: Mesh) -> None:
             where="config.model",
             do="Set --config.model.vocab_size to the tokenizer's, or name another --config.data.tokenizer.",
         )
-    rows = config.batch_size // config.accumulate
-    if rows % mesh.size:
-        raise UsageError(
-            f"{rows} rows a microbatch do not divide over {mesh.size} devices",
-            where="config.batch_size",
-            do="Make batch_size / accumulate a multiple of the device count.",
-        )
-    if config.model.d_model % mesh.shape["fsdp"]:
-        raise UsageError(
-            f"d_model {config.model.d_model} does not divide over {mesh.shape['fsdp']} devices",
-            where="config.mesh.fsdp",
-            do="Parameters are cut along d_model: choose an fsdp that divides it.",
-        )
+    check_mesh(config, mesh)
 
 
 @contextlib.contextmanager

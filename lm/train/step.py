@@ -8,6 +8,9 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
+from lm.base.errors import UsageError
+from lm.model.attention import Attention, Plain
+from lm.model.fused import choose
 from lm.model.transformer import Transformer
 from lm.parallel.rules import RULES, batch_sharding, placed, replicated
 from lm.train.config import RunConfig
@@ -37,6 +40,27 @@ def fresh_state(config: RunConfig, mesh: Mesh) -> State:
     return init(jax.random.key(config.seed))
 
 
+def check_mesh(config: RunConfig, mesh: Mesh) -> None:
+    """Refuses what would only fail deep inside a compiled step.
+
+    Raises:
+      UsageError: rows or parameters do not divide over the mesh.
+    """
+    rows = config.batch_size // config.accumulate
+    if rows % mesh.size:
+        raise UsageError(
+            f"{rows} rows a microbatch do not divide over {mesh.size} devices",
+            where="config.batch_size",
+            do="Make batch_size / accumulate a multiple of the device count.",
+        )
+    if config.model.d_model % mesh.shape["fsdp"]:
+        raise UsageError(
+            f"d_model {config.model.d_model} does not divide over {mesh.shape['fsdp']} devices",
+            where="config.mesh.fsdp",
+            do="Parameters are cut along d_model: choose an fsdp that divides it.",
+        )
+
+
 def make_train_step(config: RunConfig, mesh: Mesh) -> Callable:
     """The jitted step `(state, batch, lr) -> (state, metrics)`; `state` is donated.
 
@@ -45,7 +69,7 @@ def make_train_step(config: RunConfig, mesh: Mesh) -> Callable:
     clipping), "param_norm" (after the update).
     """
     optimizer = make_optimizer(config.optimizer)
-    gradients = _accumulated(loss_gradients(config), config.accumulate)
+    gradients = _accumulated(loss_gradients(config, choose(config.model, mesh, RULES)), config.accumulate)
 
     def step(state: State, batch: dict, lr):
         with nn.logical_axis_rules(RULES):
@@ -70,9 +94,9 @@ def make_train_step(config: RunConfig, mesh: Mesh) -> Callable:
     )
 
 
-def loss_gradients(config: RunConfig) -> Callable:
+def loss_gradients(config: RunConfig, attention: Attention = Plain()) -> Callable:
     """`(params, batch) -> (gradient of the summed objective, sums)` of one microbatch."""
-    model = Transformer(config.model)
+    model = Transformer(config.model, attention=attention)
 
     def objective(params, batch: dict):
         logits_BTV = model.apply({"params": params}, batch["inputs"], batch.get("segments"))

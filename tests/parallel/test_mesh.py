@@ -30,18 +30,6 @@ def test_a_batch_arrives_as_it_was():
     assert placed["inputs"].sharding == batch_sharding(mesh)
 
 
-@pytest.mark.parametrize(
-    ("kind", "rate"),
-    [("TPU v5 lite", 197e12), ("TPU v5", 459e12), ("TPU v6 lite", 918e12), ("NVIDIA H100 80GB HBM3", 989e12)],
-)
-def test_a_known_chip_is_measured_against_its_published_rate(monkeypatch, kind, rate):
-    class Device:
-        device_kind = kind
-
-    monkeypatch.setattr(jax, "devices", lambda: [Device()])
-    assert peak.peak_flops("float32") == rate
-
-
 def test_another_device_is_measured():
     # Any machine that runs these tests lies between 1 GFLOP/s and 10 PFLOP/s.
     assert 1e9 < peak.measured_matmul_flops("float32", seconds=0.02) < 1e16

@@ -1,0 +1,216 @@
+"""`lm compile --search`: meshes, remat policies and accumulations that divide, compiled in turn and ranked.
+
+Each is compiled in a process of its own: the compiler keeps what it once used, and may end a process outright.
+"""
+
+import dataclasses
+import functools
+import itertools
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from lm.base.config import to_dict
+from lm.base.errors import RunError, UsageError
+from lm.base.progress import bar
+from lm.model.accounting import count_parameters
+from lm.model.attention import Attention
+from lm.model.config import Dtype, Remat
+from lm.model.execution import executed_flops_per_token
+from lm.model.fused import choose
+from lm.parallel.ahead import described_devices
+from lm.parallel.chips import Chip, chip_of
+from lm.parallel.mesh import MeshConfig, make_mesh
+from lm.parallel.rules import RULES
+from lm.train.ahead import bytes_a_chip, flags
+from lm.train.config import RunConfig
+from lm.train.step import abstract_state, check_mesh
+
+LESS_MEMORY = (Remat.NONE, Remat.DOTS, Remat.FULL)  # each holds less than the one before it
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A layout to try: the least bytes that a chip must hold, and a guess of its seconds that only orders trials."""
+
+    config: RunConfig
+    least_bytes: int
+    guess: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Tried:
+    """What became of a candidate: what `lm compile` wrote as JSON, or its message where it failed."""
+
+    config: RunConfig
+    found: dict[str, Any] | None
+    message: str = ""
+
+    @property
+    def excess(self) -> int:
+        """Bytes of a chip that were missing; 0 where the step fits."""
+        return self.found["excess"] if self.found else 0
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is a program for it."""
+        return self.found is not None and not self.excess
+
+
+def candidates(config: RunConfig, topology: str, slices: int = 1) -> list[Candidate]:
+    """The layouts of the same step that divide over the slices, the fastest by guess first."""
+    devices = described_devices(topology, slices)
+    chip = chip_of(devices[0].device_kind)
+    assert chip is not None
+
+    @functools.cache
+    def laid_out(mesh: MeshConfig) -> tuple[Mesh, int, int, Attention]:
+        made = make_mesh(mesh, devices)
+        state = abstract_state(dataclasses.replace(config, mesh=mesh), made)
+        params, all_of_it = (sum(map(bytes_a_chip, jax.tree.leaves(tree))) for tree in (state["params"], state))
+        return made, params, all_of_it, choose(config.model, made, RULES)
+
+    found = []
+    for mesh, remat, accumulate in itertools.product(_meshes(len(devices)), LESS_MEMORY, _powers(config.batch_size)):
+        try:
+            tried = dataclasses.replace(
+                config, mesh=mesh, accumulate=accumulate, model=dataclasses.replace(config.model, remat=remat)
+            )
+            made, params, state, attention = laid_out(mesh)
+            check_mesh(tried, made)
+        except UsageError:
+            continue
+        found.append(Candidate(tried, _least_bytes(tried, params, state), _guess(tried, chip, len(devices), attention)))
+    return sorted(found, key=lambda one: one.guess)
+
+
+def search(config: RunConfig, topology: str, slices: int, most: int) -> tuple[list[Tried], list[Candidate]]:
+    """Compiles up to `most` candidates; returns them, the best first, and those that cannot fit.
+
+    What needs more memory than a layout that did not fit is passed over.
+
+    Raises:
+      UsageError: nothing divides over the slices.
+    """
+    every = candidates(config, topology, slices)
+    if not every:
+        raise UsageError(
+            f"no mesh divides a batch of {config.batch_size} rows over {topology}",
+            where="config.batch_size",
+            do="Make it a multiple of the number of chips.",
+        )
+    chip = chip_of(described_devices(topology, slices)[0].device_kind)
+    assert chip is not None
+    hopeless = [one for one in every if one.least_bytes > chip.hbm_bytes]
+    tried: list[Tried] = []
+    with bar(f"compile for {topology}", most) as progress, tempfile.TemporaryDirectory() as folder:
+        for one in every:
+            if len(tried) == most or one in hopeless:
+                continue
+            if any(not before.fits and _holds_more(one.config, before.config) for before in tried):
+                continue
+            progress.update(len(tried), flags(one.config))
+            tried.append(_compiled(one.config, topology, slices, Path(folder)))
+    return sorted(tried, key=_rank), hopeless
+
+
+def _compiled(config: RunConfig, topology: str, slices: int, folder: Path) -> Tried:
+    asked, answer = folder / "config.json", folder / "found.json"
+    asked.write_text(json.dumps(to_dict(config)))
+    answer.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "lm.cli", "compile", "--config", str(asked), "--topology", topology]
+    command += ["--slices", str(slices), "--json", str(answer)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if answer.exists():
+        return Tried(config, json.loads(answer.read_text()))
+    if done.returncode < 0:
+        return Tried(config, None, f"the compiler was ended by signal {-done.returncode}")
+    return Tried(config, None, (done.stderr.strip().splitlines() or ["no message"])[-1])
+
+
+def table(tried: list[Tried], hopeless: list[Candidate]) -> str:
+    """The trials as lines: what fits by time, then near misses by what was missing, then failures."""
+    lines = ["  rank  memory GiB  step s (overlapped - serial)  utilisation  bound    layout"]
+    for number, one in enumerate(tried, 1):
+        if one.found is None:
+            lines.append(f"  {'-':>4}  failed: {one.message}  {flags(one.config)}")
+        elif not one.fits:
+            lines.append(f"  {'-':>4}  {'misses by':>10} {one.excess / 2**30:.2f} GiB{'':38}{flags(one.config)}")
+        else:
+            roof, peak = one.found["roofline"], one.found["memory"]["peak"]
+            fast, slow = roof["overlapped"], roof["serial"]
+            lines.append(
+                f"  {number:>4}  {peak / 2**30:10.2f}  {fast['seconds']:12.3f} - {slow['seconds']:<13.3f}  "
+                f"{fast['utilisation']:4.0%} - {slow['utilisation']:<4.0%}  {roof['bound']:7}  {flags(one.config)}"
+            )
+    if hopeless:
+        nearest = min(hopeless, key=lambda one: one.least_bytes)
+        lines.append(
+            f"  not compiled: {len(hopeless)} layouts whose state, gradients and saved activations alone do not fit; "
+            f"the nearest holds {nearest.least_bytes / 2**30:.2f} GiB: {flags(nearest.config)}"
+        )
+    return "\n".join(lines)
+
+
+def pick(tried: list[Tried], topology: str) -> Tried:
+    """The layout with the least time, nothing overlapped.
+
+    Raises:
+      RunError: none fits.
+    """
+    best = next((one for one in tried if one.fits), None)
+    if best is None:
+        raise RunError("no layout that was tried fits", where=topology, do="Try more (--search N), or more chips.")
+    return best
+
+
+def _rank(one: Tried) -> tuple[int, float]:
+    if one.found is None:
+        return 2, 0.0
+    return (0, one.found["roofline"]["serial"]["seconds"]) if one.fits else (1, one.excess)
+
+
+def _holds_more(one: RunConfig, other: RunConfig) -> bool:
+    """Whether `one` holds at least what `other` does: the same mesh, no more microbatches, no more recomputation."""
+    depth = LESS_MEMORY.index
+    return (
+        one.mesh == other.mesh
+        and one.accumulate <= other.accumulate
+        and depth(one.model.remat) <= depth(other.model.remat)
+    )
+
+
+def _meshes(chips: int) -> Iterator[MeshConfig]:
+    for fsdp in _powers(chips):
+        if chips % fsdp == 0:
+            yield MeshConfig(data=chips // fsdp, fsdp=fsdp)
+
+
+def _powers(most: int) -> Iterator[int]:
+    return itertools.takewhile(lambda size: size <= most, (2**k for k in itertools.count()))
+
+
+def _least_bytes(config: RunConfig, params: int, state: int, chips: int) -> int:
+    """State and gradients, what the blocks save for the backward pass at the least, and the logits."""
+    model = config.model
+    tokens = config.tokens_per_step // (config.accumulate * chips)
+    size = 4 if model.dtype is Dtype.FLOAT32 else 2
+    return state + params + tokens * (model.n_layer * model.d_model * size + 4 * model.vocab_size)
+
+
+def _guess(config: RunConfig, chip: Chip, chips: int, attention: Attention) -> float:
+    """Seconds of products, and of weights and gradients that cross the slice, in bfloat16 and float32."""
+    model, mesh = config.model, config.mesh
+    executed = executed_flops_per_token(model, attention.products) * config.tokens_per_step / chips
+    gathers = 3 if model.remat is Remat.FULL else 2  # forward, backward, and again where blocks are run again
+    number = count_parameters(model).matrices
+    sharded = config.accumulate * number * (2 * gathers + 4) * (mesh.fsdp - 1) / mesh.fsdp
+    summed = 2 * 4 * number / mesh.fsdp * (mesh.data - 1) / mesh.data
+    return executed / chip.flops + (sharded + summed) / (chip.links * chip.link_rate)

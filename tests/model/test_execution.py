@@ -1,0 +1,54 @@
+"""What a step executes, against every product in the jaxpr of the step."""
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import pytest
+
+from lm.model.accounting import Flops, flops_per_token, jaxpr_dot_flops
+from lm.model.attention import Plain
+from lm.model.config import FeedForward, ModelConfig, Remat
+from lm.model.execution import executed_flops_per_token, least_traffic
+from lm.model.fused import Kernel
+from lm.model.transformer import Transformer
+
+MODEL = ModelConfig(
+    vocab_size=32, context_length=16, n_layer=3, d_model=16, n_head=4, n_kv_head=2, d_ff=24, tied_embedding=False
+)
+
+
+@pytest.mark.parametrize("remat", list(Remat))
+@pytest.mark.parametrize("feed_forward", list(FeedForward))
+def test_the_count_is_that_of_the_jaxpr_with_what_is_recomputed(remat, feed_forward):
+    config = dataclasses.replace(MODEL, remat=remat, feed_forward=feed_forward)
+    model, tokens = Transformer(config), jnp.zeros((1, config.context_length), jnp.int32)
+    params = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), tokens))
+    jaxpr = jax.make_jaxpr(jax.grad(lambda params: jnp.sum(jnp.sin(jnp.asarray(model.apply(params, tokens))))))(params)
+    executed = executed_flops_per_token(config, Plain().products)
+    assert executed * config.context_length == jaxpr_dot_flops(jaxpr)
+
+
+def test_without_recomputation_plain_attention_executes_what_is_counted():
+    assert executed_flops_per_token(MODEL, Plain().products) == flops_per_token(MODEL, Flops.MATMUL_FULL)
+
+
+def test_a_kernel_computes_scores_again_but_not_what_is_masked():
+    counted = flops_per_token(MODEL, Flops.MATMUL)
+    scores = MODEL.n_layer * 2 * MODEL.n_head * MODEL.head_width * (MODEL.context_length + 1) / 2  # one product
+    assert executed_flops_per_token(MODEL, Kernel.CUDNN.products) == counted + scores
+    assert executed_flops_per_token(MODEL, Kernel.SPLASH.products) == counted + 3 * scores
+
+
+def test_traffic_grows_with_tokens_microbatches_and_recomputation_and_falls_with_shards():
+    def traffic(tokens=64, shards=1, microbatches=1, config=MODEL):
+        return least_traffic(config, tokens, shards, microbatches)
+
+    assert traffic(128) < 2 * traffic(64)  # weights are read once for all tokens
+    assert traffic(128) - traffic(64) == traffic(192) - traffic(128)
+    assert traffic(shards=2) < traffic()
+    assert traffic(config=dataclasses.replace(MODEL, remat=Remat.FULL)) > traffic()
+    # one more microbatch reads every weight of a product three times more, in float32
+    weights = MODEL.n_layer * (16 * 4 * 2 * (4 + 2) + 3 * 16 * 24) + 16 * 32
+    assert traffic(microbatches=2) - traffic() == 3 * 4 * weights
