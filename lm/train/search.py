@@ -87,7 +87,8 @@ def candidates(config: RunConfig, topology: str, slices: int = 1) -> list[Candid
             check_mesh(tried, made)
         except UsageError:
             continue
-        found.append(Candidate(tried, _least_bytes(tried, params, state), _guess(tried, chip, len(devices), attention)))
+        least = _least_bytes(tried, params, state, len(devices))
+        found.append(Candidate(tried, least, _guess(tried, chip, len(devices), attention)))
     return sorted(found, key=lambda one: one.guess)
 
 
