@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 from lm.base.errors import LmError, RunError, UsageError
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from lm.parallel.processes import Team
     from lm.sweep.launch import Launcher
 
 Runner = Callable[[argparse.Namespace], None]
@@ -88,6 +91,7 @@ def _train(parser: argparse.ArgumentParser) -> Runner:
     parser.add_argument("--cache", type=Path, metavar="DIR", help="where raw text is tokenised to (default DIR/data)")
     parser.add_argument("--profile", type=_steps, metavar="A:B", help="trace steps A to B into DIR/profile")
     parser.add_argument("--wandb", action="store_true", help="log to Weights & Biases too (extra 'wandb')")
+    _several(parser)
 
     def run(args: argparse.Namespace) -> None:
         from lm.base.config import build, load_file, override
@@ -96,13 +100,40 @@ def _train(parser: argparse.ArgumentParser) -> Runner:
 
         given = [f"init_from={args.init_from}"] if args.init_from else []
         config = override(build(RunConfig, load_file(args.config)), [*args.overrides, *given])
-        row = train(config, args.workdir, cache=args.cache, profile=args.profile, wandb=args.wandb)
-        print(
-            f"loss {row['loss']:.4f} nats/token, {row['bits_per_byte']:.4f} bits/byte after {row['tokens']:,} tokens "
-            f"({row['flops_matmul']:.3g} FLOP, {row['tokens_per_second']:,.0f} tokens/s): {args.workdir}"
-        )
+        with _team(args) as team:
+            row = train(config, args.workdir, cache=args.cache, profile=args.profile, wandb=args.wandb, team=team)
+            if team.first:
+                print(
+                    f"loss {row['loss']:.4f} nats/token, {row['bits_per_byte']:.4f} bits/byte after "
+                    f"{row['tokens']:,} tokens ({row['flops_matmul']:.3g} FLOP, {row['tokens_per_second']:,.0f} "
+                    f"tokens/s): {args.workdir}"
+                )
 
     return run
+
+
+def _several(parser: argparse.ArgumentParser) -> None:
+    flags = parser.add_argument_group("several processes", "found by itself under srun, mpirun and on TPU pods")
+    flags.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 listens")
+    flags.add_argument("--processes", type=int, metavar="N", help="how many work as one")
+    flags.add_argument("--process", type=int, metavar="I", help="which of them this is, from 0")
+    flags.add_argument("--join-timeout", type=_seconds, metavar="S", help="until all have come (default 300 s)")
+    flags.add_argument("--peer-timeout", type=_seconds, metavar="S", help="of silence before death (default 120 s)")
+
+
+def _team(args: argparse.Namespace) -> "AbstractContextManager[Team]":
+    from lm.parallel.launcher import find
+    from lm.parallel.processes import JOIN_SECONDS, PEER_SECONDS, joined
+
+    group = find(args.coordinator, args.processes, args.process)
+    join, peer = args.join_timeout or JOIN_SECONDS, args.peer_timeout or PEER_SECONDS
+    return joined(group, join_seconds=join, peer_seconds=peer)
+
+
+def _seconds(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of seconds, at least 1")
+    return int(text)
 
 
 def _sweep(parser: argparse.ArgumentParser) -> Runner:
@@ -375,6 +406,7 @@ def _eval(parser: argparse.ArgumentParser) -> Runner:
     parser.add_argument("--separator", metavar="S", help="splits .txt files into documents, e.g. '\\n\\n'")
     parser.add_argument("--per-token", type=Path, metavar="FILE", help="write a JSON line for each scored token")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    _several(parser)
 
     def run(args: argparse.Namespace) -> None:
         from lm.base.files import refuse_target
@@ -383,11 +415,13 @@ def _eval(parser: argparse.ArgumentParser) -> Runner:
 
         if args.per_token:
             refuse_target(args.per_token)
-        loaded = load_run(args.checkpoint)
-        done = evaluate(loaded, args.text, window=args.window, stride=args.stride, separator=args.separator)
-        if args.per_token:
-            write_per_token(done, args.per_token)
-        print(json.dumps(as_dict(done), indent=2) if args.json else as_text(done))
+        with _team(args) as team:
+            loaded = load_run(args.checkpoint)
+            done = evaluate(loaded, args.text, window=args.window, stride=args.stride, separator=args.separator)
+            if team.first:
+                if args.per_token:
+                    write_per_token(done, args.per_token)
+                print(json.dumps(as_dict(done), indent=2) if args.json else as_text(done))
 
     return run
 

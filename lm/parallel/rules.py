@@ -2,6 +2,7 @@
 
 import flax.linen as nn
 import jax
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 # (logical axis, mesh axes). What is not listed is replicated.
@@ -30,9 +31,41 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
+def row_block(mesh: Mesh) -> tuple[int, int]:
+    """(index, count): of `count` equal blocks of a batch's rows, this process's devices hold rows of `index` only.
+
+    Processes that an axis other than those of "batch" sets apart hold the same block.
+    """
+    # As many rows and columns as devices divide over any axes.
+    held = batch_sharding(mesh).addressable_devices_indices_map((mesh.size, mesh.size))
+    spans = [index[0].indices(mesh.size) for index in held.values()]
+    first, end = min(start for start, _, _ in spans), max(stop for _, stop, _ in spans)
+    size = end - first
+    # A block that other blocks of its size do not line up with is left for the whole batch, which is always right.
+    return (first // size, mesh.size // size) if first % size == 0 == mesh.size % size else (0, 1)
+
+
 def put_batch(batch: dict, mesh: Mesh) -> dict:
-    """A global batch from this process's rows (NumPy arrays in, sharded JAX arrays out)."""
-    sharding = batch_sharding(mesh)
+    """A global batch from this process's block of its rows (`row_block`): NumPy arrays in, sharded JAX arrays out."""
     if jax.process_count() == 1:
-        return jax.device_put(batch, sharding)
-    return {name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()}
+        return jax.device_put(batch, batch_sharding(mesh))
+    index, count = row_block(mesh)
+    return _global(batch, mesh, index, count)
+
+
+def put_whole(batch: dict, mesh: Mesh) -> dict:
+    """A global batch of which every process has all rows."""
+    return jax.device_put(batch, batch_sharding(mesh)) if jax.process_count() == 1 else _global(batch, mesh, 0, 1)
+
+
+def _global(batch: dict, mesh: Mesh, index: int, count: int) -> dict:
+    def placed_rows(block: np.ndarray) -> jax.Array:
+        shape, before = (len(block) * count, *block.shape[1:]), len(block) * index
+
+        def part(place: tuple[slice, ...]) -> np.ndarray:
+            first, end, _ = place[0].indices(shape[0])
+            return block[(slice(first - before, end - before), *place[1:])]
+
+        return jax.make_array_from_callback(shape, batch_sharding(mesh), part)
+
+    return jax.tree.map(placed_rows, batch)

@@ -133,6 +133,29 @@ class MetricsLog(RowLog):
         self._hash.update(line)
 
 
+class NoLog(MetricsLog):
+    """The log of a process that keeps none: where several train one run, only process 0 writes its files."""
+
+    def __init__(self, path: Path | str):
+        self.path = Path(path)
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Forgets the row."""
+
+    def position(self) -> Position:
+        """The empty beginning: what is saved of a position is what process 0 says."""
+        return Position(0, "")
+
+    def check(self, position: Position) -> None:
+        """Has nothing to object."""
+
+    def rewind(self, position: Position | None) -> None:
+        """Has nothing to drop."""
+
+    def close(self) -> None:
+        """Has nothing to end."""
+
+
 def as_told(error: OSError, path: Path) -> Exception:
     """The error to raise for a failed write to `path`: the one message for a full disk, else `error` itself."""
     return disk_full(path) if error.errno in (errno.ENOSPC, errno.EDQUOT) else error

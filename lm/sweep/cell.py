@@ -12,6 +12,8 @@ from typing import Any
 
 from lm.base.config import build
 from lm.base.errors import LmError
+from lm.parallel.launcher import find
+from lm.parallel.processes import joined
 from lm.train.config import RunConfig
 from lm.train.loop import train
 from lm.train.result import Labels
@@ -47,7 +49,9 @@ def read_order(path: Path) -> Order:
 def carry_out(order: Order) -> int:
     """Trains the cell; returns what `lm train` would."""
     try:
-        train(build(RunConfig, order.config), order.workdir, cache=order.cache, labels=Labels(**order.labels))
+        config, labels = build(RunConfig, order.config), Labels(**order.labels)
+        with joined(find()) as team:
+            train(config, order.workdir, cache=order.cache, labels=labels, team=team)
     except LmError as error:
         print(error, file=sys.stderr)
         return error.exit_code

@@ -13,8 +13,9 @@ from lm.data.sources import read_documents
 from lm.data.tokenizer import Tokenizer
 from lm.model.config import Positions
 from lm.model.score import Score, Scored, Stream, score_windows, sliding_windows, stream_of, summarise
+from lm.parallel.mesh import MeshConfig, make_mesh
 from lm.train.restore import LoadedRun
-from lm.train.validation import BATCH_TOKENS, log_prob_fn
+from lm.train.validation import log_prob_fn, rows_at_once
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -51,9 +52,10 @@ def evaluate(
     starts = sliding_windows(len(stream.tokens), window, stride)
     window = min(window, len(stream.tokens) - 1)  # a longer one would be computed, and held in memory, for nothing
     stride = min(stride, window)
-    rows = max(1, min(BATCH_TOKENS // window, len(starts)))
+    mesh = make_mesh(MeshConfig())
+    rows = min(rows_at_once(window, mesh), -(-len(starts) // mesh.size) * mesh.size)
     mask = run.config.data.segment_mask
-    scored = score_windows(log_prob_fn(run.config), run.params, stream, starts, window, rows, mask)
+    scored = score_windows(log_prob_fn(run.config, mesh), run.params, stream, starts, window, rows, mask)
     return Evaluation(summarise(scored, stream, window, stride), scored, stream, run.step)
 
 

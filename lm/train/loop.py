@@ -10,21 +10,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from lm.base.config import to_dict
 from lm.base.errors import UsageError
 from lm.base.progress import ConsoleHandler, bar
 from lm.data.batches import Batches
 from lm.data.corpus import prepare
 from lm.data.tokenizer import Tokenizer, load_tokenizer
 from lm.parallel.mesh import make_mesh
-from lm.parallel.rules import put_batch
+from lm.parallel.processes import Stopped, Team, Vote
+from lm.parallel.rules import put_batch, row_block
 from lm.run.checkpoint import Checkpoints
 from lm.run.folder import RunFolder, check_run, log_to, open_run
 from lm.run.lock import locked
-from lm.run.record import MetricsLog, RowLog, read_result, write_result
+from lm.run.record import MetricsLog, NoLog, RowLog, read_result, write_result
 from lm.run.writers import TensorBoardWriter, WandbWriter, Writer, import_wandb
 from lm.train.config import RunConfig
 from lm.train.identity import identity_of
@@ -47,6 +48,7 @@ def train(
     labels: Labels = Labels(),
     profile: tuple[int, int] | None = None,
     wandb: bool = False,
+    team: Team = Team(),
 ) -> dict[str, Any]:
     """Trains `config` in the run folder `workdir`, or continues what is there, and returns its row of the run table.
 
@@ -57,11 +59,13 @@ def train(
       labels: what the run table says of the run's place in a ladder.
       profile: first and last step (counted from 1) of a trace written to `<workdir>/profile`.
       wandb: also log to Weights & Biases.
+      team: the processes that train the run together (`lm.parallel.processes`). Process 0 alone writes what lies in
+        `workdir`, but for the arrays of checkpoints, and what it decides holds for all.
 
     Raises:
       UsageError: the configuration does not fit the data, the devices or what the folder holds.
       RunError: NaN, a full disk, another process in the folder, no usable checkpoint.
-      KeyboardInterrupt: stopped by SIGINT or SIGTERM, after a checkpoint.
+      KeyboardInterrupt: stopped by SIGINT or SIGTERM to any process, after a checkpoint.
     """
     workdir, begun = Path(workdir), time.monotonic()
     with contextlib.ExitStack() as stack:
@@ -74,26 +78,29 @@ def train(
         tokenizer = load_tokenizer(config.data.tokenizer)
         _check_fit(config, tokenizer, mesh)
         source = read_source(config, mesh, RunFolder(workdir), tokenizer.fingerprint)
-        stack.enter_context(locked(workdir))
-        corpus = prepare(config.data, Path(cache) if cache else RunFolder(workdir).data)
+        with team.first_alone("the corpus"):
+            if team.first:
+                stack.enter_context(locked(workdir))
+            corpus = prepare(config.data, Path(cache) if cache else RunFolder(workdir).data)
         identity = identity_of(config, corpus)
+        team.same("run", {"config": to_dict(config), "identity": identity})
         batches = Batches(
             corpus.train,
             config.model.context_length,
             config.batch_size,
             config.data.seed,
             config.data.segment_mask,
-            jax.process_index(),
-            jax.process_count(),
+            *row_block(mesh),
         )
-        validation = Validation(config, corpus)
-        folder = open_run(workdir, config, identity)
-        stack.enter_context(_told(folder))
-        if folder.result.exists():
+        validation = Validation(config, corpus, mesh)
+        folder = open_run(workdir, config, identity) if team.first else RunFolder(workdir)
+        stack.enter_context(_told(folder, team))
+        finished = read_result(folder) if team.first and folder.result.exists() else None
+        if finished := team.agreed("what is finished", finished):
             logger.info("finished before; nothing to do")
-            return read_result(folder)
-        metrics = stack.enter_context(MetricsLog(folder.metrics))
-        timing = stack.enter_context(RowLog(folder.timing))
+            return finished
+        metrics = stack.enter_context(MetricsLog(folder.metrics) if team.first else NoLog(folder.metrics))
+        timing = stack.enter_context(RowLog(folder.timing) if team.first else NoLog(folder.timing))
         checkpoints = stack.enter_context(contextlib.closing(Checkpoints(folder.checkpoints, config.checkpoints_kept)))
 
         # Start: resume, fine-tune, initialise from, or fresh.
@@ -102,11 +109,12 @@ def train(
             logger.warning(line)
         logger.info(begin.how)
         trace = stack.enter_context(
-            contextlib.closing(Profile(profile, begin.step, config.steps, workdir / "profile")),
+            contextlib.closing(Profile(profile if team.first else None, begin.step, config.steps, workdir / "profile")),
         )
-        tensorboard = TensorBoardWriter(folder, begin.step + 1)
-        writers: list[Writer] = [stack.enter_context(contextlib.closing(tensorboard))]
-        if wandb:
+        writers: list[Writer] = []
+        if team.first:
+            writers.append(stack.enter_context(contextlib.closing(TensorBoardWriter(folder, begin.step + 1))))
+        if wandb and team.first:
             watched = WandbWriter(folder, folder.read_config()["config"])
             writers.append(stack.enter_context(contextlib.closing(watched)))
         recorder = Recorder(config, metrics, timing, writers, begin.step, begin.interval)
@@ -121,17 +129,23 @@ def train(
         state = begin.state
         train_step = make_train_step(config, mesh)
         stopped = stack.enter_context(_stop_signals())
-        progress = stack.enter_context(bar(workdir.name, config.steps))
+        progress = stack.enter_context(bar(workdir.name, config.steps, shown=team.first))
+        stack.enter_context(team.telling())
+        any_stopped = Vote(team, mesh)
         rows = batches.iterate(begin.step)
         for step in range(begin.step + 1, config.steps + 1):
             lr = np.float32(learning_rate(config.optimizer, config.steps, step - 1))
-            state, device_metrics = trace(step, train_step, state, put_batch(next(rows), mesh), lr)
+            batch = put_batch(next(rows), mesh)
+            if step == begin.step + 1:
+                team.compiled(train_step, state, batch, lr)
+            state, device_metrics = trace(step, train_step, state, batch, lr)
             recorder.dispatched(step, device_metrics)
+            stop = any_stopped(bool(stopped))
             progress.update(step, recorder.numbers)
             if config.eval_every and step % config.eval_every == 0 and step < config.steps:
                 recorder.drain()
                 evaluate(step, state["params"])
-            if step % config.checkpoint_every == 0 or step == config.steps or stopped:
+            if step % config.checkpoint_every == 0 or step == config.steps or stop:
                 recorder.drain()
                 checkpoints.save(
                     step,
@@ -143,25 +157,28 @@ def train(
                         "wall_seconds": begin.wall_seconds + time.monotonic() - begun,
                     },
                 )
-            if stopped:
+            if stop:
                 logger.info("stopped after step %d", step)
-                raise KeyboardInterrupt
+                raise Stopped
 
         # Result.
         score = evaluate(config.steps, state["params"])["validation"]
         checkpoints.wait()
-        wall_seconds = begin.wall_seconds + time.monotonic() - begun
-        row = result_row(config, corpus, identity, folder, score, wall_seconds, labels)
-        write_result(folder, row)
-        return row
+        row: dict[str, Any] = {}
+        if team.first:
+            wall_seconds = begin.wall_seconds + time.monotonic() - begun
+            row = result_row(config, corpus, identity, folder, score, wall_seconds, labels)
+            write_result(folder, row)
+        return team.agreed("the result", row)
 
 
 @contextlib.contextmanager
-def _told(folder: RunFolder) -> Iterator[None]:
-    """Sends what the package's loggers say to the run's log and to the terminal."""
-    package, console = logging.getLogger("lm"), ConsoleHandler()
+def _told(folder: RunFolder, team: Team) -> Iterator[None]:
+    """Sends what the package's loggers say to the run's log and to the terminal; of several processes, the first's."""
+    package = logging.getLogger("lm")
+    console = ConsoleHandler() if team.first else logging.NullHandler()
     package.addHandler(console)
-    log = log_to(folder, package)
+    log = log_to(folder, package) if team.first else logging.NullHandler()
     package.propagate = False  # some libraries give the root logger a handler, which would say everything twice
     try:
         yield

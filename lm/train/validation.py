@@ -1,9 +1,11 @@
 """Evaluation during training: a fixed, evenly spaced part of each validation set, scored by the one scorer."""
 
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from lm.data.corpus import Corpus
 from lm.data.tokens import TokenFile
@@ -18,6 +20,7 @@ from lm.model.score import (
     token_log_probs,
 )
 from lm.model.transformer import Transformer
+from lm.parallel.rules import put_whole, replicated
 from lm.train.config import RunConfig
 
 BATCH_TOKENS = 4096  # scored at once
@@ -26,17 +29,17 @@ BATCH_TOKENS = 4096  # scored at once
 class Validation:
     """Scores every validation set of a run: `validation` (held out of the corpus) and each extra one by its name."""
 
-    def __init__(self, config: RunConfig, corpus: Corpus):
+    def __init__(self, config: RunConfig, corpus: Corpus, mesh: Mesh):
         self._config = config
         window = config.model.context_length
-        self._rows = max(1, BATCH_TOKENS // window)
-        self._log_probs = log_prob_fn(config)
+        self._rows = rows_at_once(window, mesh)
+        self._log_probs = log_prob_fn(config, mesh)
         files = {"validation": corpus.validation, **corpus.extra}
         token_bytes_V = corpus.tokenizer.token_bytes
         self._sets = {name: self._windows(file, stream_from(file, token_bytes_V)) for name, file in files.items()}
 
     def __call__(self, params: Any) -> dict[str, Score]:
-        """The score of each set under `params`; windows do not overlap."""
+        """The score of each set under `params`, the same in every process; windows do not overlap."""
         window, mask = self._config.model.context_length, self._config.data.segment_mask
         scores = {}
         for name, (stream, starts) in self._sets.items():
@@ -54,13 +57,28 @@ def stream_from(file: TokenFile, token_bytes_V: Any) -> Stream:
     return stream_of(file.array(), file.document_starts, token_bytes_V, file.eos_id)
 
 
-def log_prob_fn(config: RunConfig) -> LogProbFn:
-    """The compiled `(params, inputs_BT, targets_BT, segments_BT) -> logp_BT` of a run's model."""
+def rows_at_once(window: int, mesh: Mesh) -> int:
+    """Rows of `window` tokens scored at once: a multiple of the devices, so that each has as many.
+
+    What the last batch lacks is filled up and weighs nothing (`score_windows`), and every process scores as many
+    batches as the others.
+    """
+    return -(-max(1, BATCH_TOKENS // window) // mesh.size) * mesh.size
+
+
+def log_prob_fn(config: RunConfig, mesh: Mesh) -> LogProbFn:
+    """The compiled `(params, inputs_BT, targets_BT, segments_BT) -> logp_BT` of a run's model.
+
+    Every process gives the same arrays, which are spread over the mesh, and gets all log-probabilities back.
+    """
     model = Transformer(config.model)
 
-    @jax.jit
-    def log_probs(params, inputs_BT, targets_BT, segments_BT):
-        logits_BTV = jnp.asarray(model.apply({"params": params}, inputs_BT, segments_BT))
-        return token_log_probs(logits_BTV, targets_BT)
+    @functools.partial(jax.jit, out_shardings=replicated(mesh))
+    def log_probs(params, batch):
+        logits_BTV = jnp.asarray(model.apply({"params": params}, batch["inputs"], batch["segments"]))
+        return token_log_probs(logits_BTV, batch["targets"])
 
-    return log_probs
+    def spread(params, inputs_BT, targets_BT, segments_BT):
+        return log_probs(params, put_whole({"inputs": inputs_BT, "targets": targets_BT, "segments": segments_BT}, mesh))
+
+    return spread
