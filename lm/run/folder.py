@@ -11,7 +11,7 @@ from lm.base.config import differences, to_dict
 from lm.base.errors import UsageError
 from lm.base.files import write_json
 
-MAY_CHANGE = ("checkpoint_every", "checkpoints_kept")
+MAY_CHANGE = ("checkpoint_every", "checkpoints_kept", "mesh")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,8 +97,9 @@ def open_run(path: Path | str, config: Any, identity: Mapping[str, str]) -> RunF
       config: the resolved configuration, a dataclass or plain nested dicts.
       identity: fingerprints of what the run reads (corpus, tokenizer, ...), by name.
 
-    Only `checkpoint_every` and `checkpoints_kept` may differ from what the folder records: they change no number.
-    The file then takes the new values.
+    Only when checkpoints are saved, which are kept, and the mesh may differ from what the folder records
+    (`MAY_CHANGE`): they change no number, but for the last bits of float32 on another mesh. The file then takes the new
+    values.
 
     Raises:
       UsageError: another leaf or fingerprint differs (each is listed), or the folder holds something else.

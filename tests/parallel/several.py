@@ -36,7 +36,7 @@ def slowly(batch, mesh):
         np.savez(f"{keep}/{call - 1}-{os.getpid()}.npz", **rows)
     return placed
 loop.put_batch = slowly
-sys.exit(main())
+sys.exit(main([*sys.argv[1:], *os.environ.get("MORE", "").split()]))
 """
 
 

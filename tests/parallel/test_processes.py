@@ -11,6 +11,7 @@ from lm.base.config import build, load_file
 from lm.cli import main
 from lm.data.batches import Batches
 from lm.data.corpus import prepare
+from lm.run.lock import locked
 from lm.train.config import RunConfig
 from tests.parallel.several import Several, assert_same_batches, last_step
 from tests.train.conftest import compiled_once  # noqa: F401
@@ -82,7 +83,7 @@ def test_a_signal_to_one_stops_all_a_death_ends_all_and_one_process_goes_on(tmp_
     assert max(int(child.name) for child in (path / "checkpoints").iterdir()) == step
     assert all(line.endswith("The same command continues where it stopped.") for line in stopped.last_lines())
 
-    killed = Several(2, tmp_path / "killed", *command, str(path), *MESH)
+    killed = Several(2, tmp_path / "killed", *command, str(path))  # on another mesh
     killed.until(lambda: last_step(path) >= step + 8)
     killed.processes[1].kill()
     assert killed.codes() == [1, -signal.SIGKILL], killed.said()
@@ -92,3 +93,71 @@ def test_a_signal_to_one_stops_all_a_death_ends_all_and_one_process_goes_on(tmp_
 
     assert main([*command, str(path)]) == 0
     assert_the_same_run(path, alone)
+
+
+@pytest.mark.full
+def test_from_four_processes_to_two_to_one_after_the_death_of_process_0(tmp_path, command, alone):
+    path = tmp_path / "run"
+    four = Several(4, tmp_path / "four", *command, str(path))
+    four.until(lambda: last_step(path) >= 8)
+    four.processes[0].kill()
+    assert four.codes() == [-signal.SIGKILL, 1, 1, 1], four.said()
+    for line in four.last_lines()[1:]:
+        assert line.startswith("lm: process 0 of 4 is gone: ")
+
+    (tmp_path / "kept").mkdir()
+    two = Several(2, tmp_path / "two", *command, str(path), *MESH, KEEP=str(tmp_path / "kept"))
+    two.until(lambda: last_step(path) >= 20)
+    two.processes[0].send_signal(signal.SIGTERM)
+    assert two.codes() == [130, 130], two.said()
+    assert "resumed after step 6" in two.said()[0]
+
+    assert main([*command, str(path)]) == 0
+    assert_the_same_run(path, alone)
+
+
+@pytest.mark.full
+def test_an_error_in_one_process_ends_all_with_its_message(tmp_path, command):
+    run = Several(2, tmp_path / "said", *command, str(tmp_path / "run"), FAIL_1="5")
+    assert run.codes() == [1, 1], run.said()
+    told = "here: no space left on the disk"
+    assert run.last_lines() == [f"lm: process 1 of 2 ended: {told}", f"lm: {told}"]
+    assert not any("Traceback" in text for text in run.said())
+
+
+@pytest.mark.full
+def test_a_loss_that_is_not_a_number_ends_all(tmp_path, command):
+    wild = ("--config.optimizer.peak_lr=1e30", "--config.optimizer.clip_norm=0")
+    run = Several(2, tmp_path / "said", *command, str(tmp_path / "run"), *wild)
+    assert run.codes() == [1, 1], run.said()
+    assert all(" is nan" in line or " is inf" in line for line in run.last_lines()), run.last_lines()
+
+
+@pytest.mark.full
+def test_a_folder_in_use_is_refused_to_all(tmp_path, command):
+    with locked(tmp_path / "run"):
+        run = Several(2, tmp_path / "said", *command, str(tmp_path / "run"))
+        assert run.codes() == [1, 1], run.said()
+    assert all("is working in this run folder" in line for line in run.last_lines())
+
+
+@pytest.mark.full
+def test_processes_of_different_configurations_are_told_what_differs(tmp_path, command):
+    run = Several(2, tmp_path / "said", *command, str(tmp_path / "run"), MORE_1="--config.steps=31")
+    assert run.codes() == [2, 2], run.said()
+    assert "was given something else than process 0: run.config.steps: 30 -> 31" in run.last_lines()[0]
+
+
+@pytest.mark.full
+def test_evaluation_in_two_processes_is_that_of_one(tmp_path, capsys, alone):
+    text = tmp_path / "text.txt"
+    text.write_text("abc abd " * 700)  # 351 windows of 16: neither batches nor devices divide them
+    command = ["eval", "--checkpoint", str(alone), "--text", str(text), "--json"]
+    assert main(command) == 0
+    wanted = json.loads(capsys.readouterr().out)
+    run = Several(2, tmp_path / "said", *command)
+    out = run.processes[0].communicate()[0]
+    assert run.codes() == [0, 0], run.said()
+    found = json.loads(out[out.index("{") :])
+    assert found == pytest.approx(wanted, rel=1e-6)  # float32 log-probabilities from batches of another shape
+    assert "nats_per_token" not in run.processes[1].stdout.read()

@@ -13,7 +13,6 @@ from lm.parallel import processes
 from lm.parallel.launcher import Group
 from lm.parallel.processes import Stopped, Team
 
-
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # see Exits
 
 
