@@ -350,7 +350,7 @@ def _on_abort(act: Callable[[], None] | None) -> Any:
     Python's own signal handlers would run after the abort, that is never. The result must be kept: C does not.
     """
     kind = ctypes.CFUNCTYPE(None, ctypes.c_int)
-    hook = kind(lambda _: act()) if act is not None else kind(0)  # type: ignore[arg-type]
+    hook = kind(lambda _: act()) if act is not None else kind(0)
     ctypes.CDLL(None).signal(signal.SIGABRT, hook)
     return hook
 

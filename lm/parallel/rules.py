@@ -38,7 +38,7 @@ def row_block(mesh: Mesh) -> tuple[int, int]:
     """
     # As many rows and columns as devices divide over any axes.
     held = batch_sharding(mesh).addressable_devices_indices_map((mesh.size, mesh.size))
-    spans = [index[0].indices(mesh.size) for index in held.values()]
+    spans = [index[0].indices(mesh.size) for index in held.values() if index is not None]
     first, end = min(start for start, _, _ in spans), max(stop for _, stop, _ in spans)
     size = end - first
     # A block that other blocks of its size do not line up with is left for the whole batch, which is always right.
@@ -62,7 +62,8 @@ def _global(batch: dict, mesh: Mesh, index: int, count: int) -> dict:
     def placed_rows(block: np.ndarray) -> jax.Array:
         shape, before = (len(block) * count, *block.shape[1:]), len(block) * index
 
-        def part(place: tuple[slice, ...]) -> np.ndarray:
+        def part(place: tuple[slice, ...] | None) -> np.ndarray:
+            assert place is not None  # JAX's type has it, and it never is
             first, end, _ = place[0].indices(shape[0])
             return block[(slice(first - before, end - before), *place[1:])]
 
