@@ -22,6 +22,7 @@ class Group:
     count: int
     index: int
     found: str  # who said so, for messages
+    device: int | None = None  # the one GPU of its machine that this process takes; None: all that it can see
 
     def __post_init__(self) -> None:
         if not 0 <= self.index < self.count:
@@ -44,14 +45,21 @@ class _Launcher:
     name: str
     count: str
     index: str
+    local: str  # the index on this machine
     here: str | None = None  # variable with the number of processes on this machine
 
 
 # An MPI under Slurm also sees Slurm's variables, which then describe the MPI's own daemons: MPI comes first.
 _LAUNCHERS = (
-    _Launcher("Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    _Launcher("MPI", "PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS"),
-    _Launcher("Slurm", "SLURM_NTASKS", "SLURM_PROCID"),
+    _Launcher(
+        "Open MPI",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    _Launcher("MPI", "PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    _Launcher("Slurm", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID"),
 )
 
 
@@ -84,7 +92,8 @@ def find(
         count, index = int(environment[launcher.count]), int(environment[launcher.index])
         if count == 1:
             return None
-        return Group(coordinator or _coordinator(launcher, count, environment), count, index, launcher.name)
+        address = coordinator or _coordinator(launcher, count, environment)
+        return Group(address, count, index, launcher.name, _device(launcher, count, environment))
     return _tpu_pod(coordinator)
 
 
@@ -103,6 +112,16 @@ def _coordinator(launcher: _Launcher, count: int, environment: Mapping[str, str]
         return f"localhost:{base + zlib.crc32(job.encode()) % ports}"
     raise UsageError(f"{launcher.name} started {count} processes on several machines and names no address of process 0",
                      where="--coordinator", do="Pass --coordinator HOST:PORT, a free port of its machine.")  # fmt: skip
+
+
+def _device(launcher: _Launcher, count: int, environment: Mapping[str, str]) -> int | None:
+    """The GPU of a process that shares its machine with others, unless Slurm has given each task its own."""
+    if launcher.here is not None:
+        shared = environment.get(launcher.here, "1") != "1"
+    else:
+        bound = "SLURM_GPUS_PER_TASK" in environment or "SLURM_TRES_PER_TASK" in environment
+        shared = not bound and count > int(environment.get("SLURM_STEP_NUM_NODES", count))
+    return int(environment[launcher.local]) if shared and launcher.local in environment else None
 
 
 def _tpu_pod(coordinator: str | None) -> Group | None:

@@ -168,7 +168,8 @@ def _start_jax(group: Group, join_seconds: float, peer_seconds: float) -> None:
         group.coordinator,
         group.count,
         group.index,
-        cluster_detection_method="deactivate",  # or it would give each process of a machine one device only
+        local_device_ids=group.device,
+        cluster_detection_method="deactivate",  # it would give a process one GPU even where it is alone on its machine
         initialization_timeout=int(join_seconds),
         heartbeat_timeout_seconds=int(3 * peer_seconds),  # behind ours: its way to end a process is to abort it
         shutdown_timeout_seconds=int(peer_seconds),

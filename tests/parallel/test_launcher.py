@@ -45,6 +45,21 @@ def test_an_mpi_on_one_machine_needs_no_address(environment, count):
     assert (one.address[0], one.count, one.index) == ("localhost", count, 1)
 
 
+@pytest.mark.parametrize(
+    ("environment", "device"),
+    [
+        ({**SLURM, "SLURM_STEP_NUM_NODES": "4", "SLURM_LOCALID": "0"}, None),  # a task a node: all GPUs
+        ({**SLURM, "SLURM_STEP_NUM_NODES": "2", "SLURM_LOCALID": "1"}, 1),
+        ({**SLURM, "SLURM_STEP_NUM_NODES": "2", "SLURM_LOCALID": "1", "SLURM_GPUS_PER_TASK": "1"}, None),  # bound
+        ({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_RANK": "2"}, 2),
+        ({**PMI, "MPI_LOCALRANKID": "1"}, 1),
+        ({**PMI, "MPI_LOCALNRANKS": "1", "MPI_LOCALRANKID": "0"}, None),
+    ],
+)
+def test_processes_that_share_a_machine_take_a_gpu_each(environment, device):
+    assert find("a:1", environment=environment).device == device
+
+
 def test_an_mpi_under_slurm_counts_its_own_processes_and_takes_the_first_node():
     found = find(environment={**SLURM, **OPEN_MPI})
     assert (found.count, found.index, found.address[0]) == (3, 1, "node007")
