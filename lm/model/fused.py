@@ -10,7 +10,6 @@ import enum
 from collections.abc import Sequence
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
@@ -85,22 +84,19 @@ class Fused:
         return size
 
 
-def choose(config: ModelConfig, mesh: Mesh, rules: Sequence[tuple[str, Any]]) -> Attention:
-    """The attention for rows of `context_length` tokens on the devices of `mesh`, laid out by `rules`.
+def choose(config: ModelConfig, length: int, mesh: Mesh, rules: Sequence[tuple[str, Any]]) -> Attention:
+    """The attention for rows of `length` tokens on the devices of `mesh`, laid out by `rules`.
 
     A `Plain` says why it is no kernel.
     """
     device = mesh.devices.flat[0]
-    batch, sequence, heads = (
-        _axes(entry) for entry in (*nn.logical_to_mesh_axes(("batch", "sequence", "heads"), rules),)
-    )
-    whole = all(mesh.shape[axis] == 1 for axis in sequence)
+    batch, sequence, heads = (_axes(name, rules) for name in ("batch", "sequence", "heads"))
     if device.platform not in ("tpu", "gpu") or (device.platform == "gpu" and "NVIDIA" not in device.device_kind):
         return Plain(f"there is no kernel for {device.device_kind}")
-    if not whole:
+    if any(mesh.shape[axis] > 1 for axis in sequence):
         return Plain("the sequence is spread over devices")
     kernel = Kernel.SPLASH if device.platform == "tpu" else Kernel.CUDNN
-    misfit = _splash_misfit(config) if kernel is Kernel.SPLASH else _cudnn_misfit(config)
+    misfit = _splash_misfit(length) if kernel is Kernel.SPLASH else _cudnn_misfit(config, length)
     return Plain(misfit) if misfit else Fused(kernel, mesh, batch, heads, config.window)
 
 
@@ -144,19 +140,18 @@ def cudnn(
     )
 
 
-def _splash_misfit(config: ModelConfig) -> str:
-    if config.context_length % BLOCKS[-1]:
-        return f"context_length {config.context_length} is no multiple of {BLOCKS[-1]}"
-    return ""
+def _splash_misfit(length: int) -> str:
+    return f"{length} tokens are no multiple of {BLOCKS[-1]}" if length % BLOCKS[-1] else ""
 
 
-def _cudnn_misfit(config: ModelConfig) -> str:
+def _cudnn_misfit(config: ModelConfig, length: int) -> str:
     if config.dtype is not Dtype.BFLOAT16:
         return f"cuDNN has no {config.dtype}"
     if config.head_width % 8 or config.head_width > CUDNN_WIDEST:
         return f"head width {config.head_width} is no multiple of 8 up to {CUDNN_WIDEST}"
-    return f"context_length {config.context_length} is odd" if config.context_length % 2 else ""
+    return f"{length} tokens are an odd number" if length % 2 else ""
 
 
-def _axes(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
+def _axes(name: str, rules: Sequence[tuple[str, Any]]) -> tuple[str, ...]:
+    entry = next((axes for logical, axes in rules if logical == name), None)
     return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)

@@ -93,7 +93,8 @@ def compile_step(config: RunConfig, topology: str, slices: int = 1) -> Ahead:
     state = abstract_state(config, mesh)
     batch, rate = _abstract_batch(config, mesh)
     begun = time.monotonic()
-    lowered = make_train_step(config, mesh).lower(state, batch, rate)
+    step: Any = make_train_step(config, mesh)
+    lowered = step.lower(state, batch, rate)
     parts = {name: sum(map(bytes_a_chip, jax.tree.leaves(tree))) for name, tree in (("batch", batch), *state.items())}
     program = compile_ahead(lowered, sum(parts.values()))
     seconds = time.monotonic() - begun
@@ -107,7 +108,7 @@ def _told(
     device = mesh.devices.flat[0]
     chip = chip_of(device.device_kind)
     assert chip is not None  # every generation that can be described is in the table
-    attention = choose(model, mesh, RULES)
+    attention = choose(model, model.context_length, mesh, RULES)
     executed = executed_flops_per_token(model, attention.products) * tokens
     # Optimizer state and parameters are read and written; gradients are written and read once a microbatch.
     moved = 2 * (parts["params"] + parts["opt_state"]) + 2 * config.accumulate * parts["params"]

@@ -75,7 +75,7 @@ def candidates(config: RunConfig, topology: str, slices: int = 1) -> list[Candid
         made = make_mesh(mesh, devices)
         state = abstract_state(dataclasses.replace(config, mesh=mesh), made)
         params, all_of_it = (sum(map(bytes_a_chip, jax.tree.leaves(tree))) for tree in (state["params"], state))
-        return made, params, all_of_it, choose(config.model, made, RULES)
+        return made, params, all_of_it, choose(config.model, config.model.context_length, made, RULES)
 
     found = []
     for mesh, remat, accumulate in itertools.product(_meshes(len(devices)), LESS_MEMORY, _powers(config.batch_size)):

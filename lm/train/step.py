@@ -69,7 +69,9 @@ def make_train_step(config: RunConfig, mesh: Mesh) -> Callable:
     clipping), "param_norm" (after the update).
     """
     optimizer = make_optimizer(config.optimizer)
-    gradients = _accumulated(loss_gradients(config, choose(config.model, mesh, RULES)), config.accumulate)
+    gradients = _accumulated(
+        loss_gradients(config, choose(config.model, config.model.context_length, mesh, RULES)), config.accumulate
+    )
 
     def step(state: State, batch: dict, lr):
         with nn.logical_axis_rules(RULES):

@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 
 from lm.data.corpus import Corpus
 from lm.data.tokens import TokenFile
+from lm.model.fused import choose
 from lm.model.score import (
     LogProbFn,
     Score,
@@ -20,7 +21,7 @@ from lm.model.score import (
     token_log_probs,
 )
 from lm.model.transformer import Transformer
-from lm.parallel.rules import put_whole, replicated
+from lm.parallel.rules import RULES, put_whole, replicated
 from lm.train.config import RunConfig
 
 BATCH_TOKENS = 4096  # scored at once
@@ -71,10 +72,11 @@ def log_prob_fn(config: RunConfig, mesh: Mesh) -> LogProbFn:
 
     Every process gives the same arrays, which are spread over the mesh, and gets all log-probabilities back.
     """
-    model = Transformer(config.model)
 
     @functools.partial(jax.jit, out_shardings=replicated(mesh))
     def log_probs(params, batch):
+        attention = choose(config.model, batch["inputs"].shape[1], mesh, RULES)
+        model = Transformer(config.model, attention=attention)
         logits_BTV = jnp.asarray(model.apply({"params": params}, batch["inputs"], batch["segments"]))
         return token_log_probs(logits_BTV, batch["targets"])
 

@@ -90,17 +90,21 @@ def model(**changes) -> ModelConfig:
     return ModelConfig(**(fields | {"dtype": Dtype.BFLOAT16} | changes))
 
 
+def chosen(config: ModelConfig, mesh):
+    return choose(config, config.context_length, mesh, RULES)
+
+
 def test_each_platform_has_its_kernel_and_the_cpu_none():
-    assert choose(model(), mesh_of("tpu", "TPU v5"), RULES).kernel is Kernel.SPLASH
-    assert choose(model(), mesh_of("gpu", "NVIDIA H100"), RULES).kernel is Kernel.CUDNN
-    assert isinstance(choose(model(), mesh_of("cpu", "cpu"), RULES), Plain)
-    assert isinstance(choose(model(), mesh_of("gpu", "AMD Instinct MI300X"), RULES), Plain)
+    assert chosen(model(), mesh_of("tpu", "TPU v5")).kernel is Kernel.SPLASH
+    assert chosen(model(), mesh_of("gpu", "NVIDIA H100")).kernel is Kernel.CUDNN
+    assert isinstance(chosen(model(), mesh_of("cpu", "cpu")), Plain)
+    assert isinstance(chosen(model(), mesh_of("gpu", "AMD Instinct MI300X")), Plain)
 
 
 @pytest.mark.parametrize(
     ("changes", "platform", "axes", "reason"),
     [
-        ({"context_length": 1000}, "tpu", {}, "context_length 1000 is no multiple of 128"),
+        ({"context_length": 1000}, "tpu", {}, "1000 tokens are no multiple of 128"),
         ({}, "tpu", {"sequence": 2}, "the sequence is spread over devices"),
         ({"dtype": Dtype.FLOAT32}, "gpu", {}, "cuDNN has no float32"),
         ({"d_head": 160}, "gpu", {}, "head width 160 is no multiple of 8 up to 128"),
@@ -108,12 +112,12 @@ def test_each_platform_has_its_kernel_and_the_cpu_none():
 )
 def test_what_does_not_suit_a_kernel_is_computed_plainly_and_says_why(changes, platform, axes, reason):
     kind = "TPU v5" if platform == "tpu" else "NVIDIA H100"
-    assert reason in str(choose(model(**changes), mesh_of(platform, kind, **axes), RULES))
+    assert reason in str(chosen(model(**changes), mesh_of(platform, kind, **axes)))
 
 
 def test_rows_and_heads_lie_where_the_rules_put_them():
-    chosen = choose(model(window=7), mesh_of("tpu", "TPU v5", fsdp=4, tensor=2), RULES)
-    assert (chosen.rows, chosen.heads, chosen.window) == (("data", "fsdp"), ("tensor",), 7)
+    fused = chosen(model(window=7), mesh_of("tpu", "TPU v5", fsdp=4, tensor=2))
+    assert (fused.rows, fused.heads, fused.window) == (("data", "fsdp"), ("tensor",), 7)
 
 
 @pytest.mark.parametrize(("rows", "heads", "kv_heads"), [(2, 4, 2), (2, 4, 1), (3, 3, 3)])

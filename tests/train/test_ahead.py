@@ -123,7 +123,7 @@ def test_the_command_compiles_beside_another_process_that_does(ahead, tmp_path):
     command = [sys.executable, "-m", "lm.cli", "compile", "--config", "config.json", "--topology", SLICE]
     done = subprocess.run([*command, "--json", "found.json"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "plain attention, all T x T scores: context_length 100 is no multiple of 128" in done.stdout
+    assert "plain attention, all T x T scores: 100 tokens are no multiple of 128" in done.stdout
     assert "it fits" in done.stdout
     assert json.loads((tmp_path / "found.json").read_text())["fits"] is True
 
