@@ -21,7 +21,7 @@ SlurmctldPort={controller}
 SlurmdPort={node}
 SlurmUser=root
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.sock,cred_expire=2
+AuthInfo=socket={folder}/munge.sock,cred_expire=5
 CredType=cred/munge
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool

@@ -1,20 +1,24 @@
 """Cells as jobs of a real Slurm with one node: same bits as on this machine, whatever interrupts them."""
 
 import concurrent.futures
+import contextlib
 import json
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from lm.base.config import build
+from lm.base.config import build, to_dict
 from lm.base.errors import RunError, UsageError
 from lm.base.files import write_json
+from lm.cli import main
 from lm.sweep.folder import SweepFolder
 from lm.sweep.ladder import Ladder, grid, sizes
+from lm.sweep.launch import Launcher
 from lm.sweep.local import Local, slots
 from lm.sweep.queue import jobs
 from lm.sweep.slurm import Slurm
@@ -43,7 +47,7 @@ def text(tmp_path_factory) -> str:
 
 
 def ladder(text: str, *cells: dict, name: str = "mini") -> Ladder:
-    long = {"overrides": {**SMALL, "model.d_model": LONG, "steps": 6000, "checkpoint_every": 1000}}
+    long = {"overrides": {**SMALL, "model.d_model": LONG, "steps": 2500, "checkpoint_every": 1000}}
     values = {
         "name": name,
         "base": {
@@ -65,12 +69,28 @@ def failing() -> dict:
     return {"overrides": {"optimizer.peak_lr": 1e30, "optimizer.clip_norm": 0.0}, "tokens": 1280}
 
 
+def train_cells(ladder: Ladder, workdir: Path, launcher: Launcher) -> None:
+    """A sweep of too few cells for a fit, which is said when all are trained and tabled."""
+    with pytest.raises(UsageError, match=r"points for 5 parameters of 'hoffmann'"):
+        sweep(ladder, workdir, launcher=launcher)
+
+
 def cell_of_width(folder: Path, width: int) -> str:
     """The cell of the sweep in `folder` with this model width, once its run folder tells it."""
     for path in folder.glob("*/config.json"):
         if json.loads(path.read_text())["config"]["model"]["d_model"] == width:
             return path.parent.name
     return ""
+
+
+@contextlib.contextmanager
+def all_cancelled_on_error() -> Iterator[None]:
+    """A test that fails does not wait for its jobs."""
+    try:
+        yield
+    except BaseException:
+        ask("scancel", "--user=root")
+        raise
 
 
 def seen(folder: Path, cell: str) -> CellStatus:
@@ -83,7 +103,7 @@ def swept(unshared, text, tmp_path_factory) -> tuple[Path, str, str]:
     workdir = tmp_path_factory.mktemp("jobs")
     folder = workdir / "mini"
     cells = [*ladder(text).cells, failing()]
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+    with concurrent.futures.ThreadPoolExecutor(1) as pool, all_cancelled_on_error():
         running = pool.submit(sweep, ladder(text, *cells), workdir, launcher=Slurm(max_parallel=2))
         wait_for(lambda: cell_of_width(folder, LONG) or running.done(), "the long cell")
         long = cell_of_width(folder, LONG)
@@ -101,7 +121,7 @@ def test_jobs_give_the_bits_of_the_local_launcher_though_one_was_requeued_twice(
     folder, long, _ = swept
     log = (folder / long / "log.txt").read_text()
     assert log.count("stopped after step") == log.count("resumed after step") == 2
-    sweep(ladder(text), tmp_path, launcher=Local(slots(1)))
+    train_cells(ladder(text), tmp_path, Local(slots(1)))
     ours, theirs = (pd.read_csv(path / "table.csv").drop(columns=OF_A_CLOCK) for path in (folder, tmp_path / "mini"))
     pd.testing.assert_frame_equal(ours, theirs, check_exact=True)
     for cell in ours["cell"]:
@@ -122,8 +142,8 @@ def test_a_failed_cell_is_told_with_its_last_line_and_loses_no_other(swept):
 
 def test_an_interrupted_wait_leaves_jobs_that_are_found_again_and_can_be_cancelled(unshared, text, tmp_path, capsys):
     folder = tmp_path / "later"
-    write_json(tmp_path / "ladder.json", {**_plain(ladder(text, *grid([SMALL, LARGE], [1280], per_parameter=False),
-                                                          name="later"))})  # fmt: skip
+    waiting = ladder(text, *grid([SMALL, LARGE], [1280], per_parameter=False), name="later")
+    write_json(tmp_path / "ladder.json", to_dict(waiting))
     command = [sys.executable, "-m", "lm.cli", "sweep", str(tmp_path / "ladder.json"), "--workdir", str(tmp_path),
                "--launcher", "slurm", "--slurm", "begin=now+1hour"]  # fmt: skip
 
@@ -141,8 +161,6 @@ def test_an_interrupted_wait_leaves_jobs_that_are_found_again_and_can_be_cancell
     second = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     assert second.stderr.readline().strip() == "2 cells are queued or running already"
     assert len(ask("squeue", "--noheader", "--array", "--format=%i")) == 2
-    from lm.cli import main
-
     assert main(["cancel", str(folder)]) == 0
     assert "2 jobs cancelled" in capsys.readouterr().out
     second.communicate()
@@ -171,9 +189,3 @@ def test_what_sbatch_refuses_is_one_line_and_leaves_nothing(unshared, text, tmp_
 def test_a_folder_that_the_node_does_not_share_is_named(unshared, text):
     with pytest.raises(RunError, match=r"wrote nothing under .*Is it on a file system that the nodes mount"):
         sweep(ladder(text, failing()), unshared, launcher=Slurm())
-
-
-def _plain(value: Ladder) -> dict:
-    from lm.base.config import to_dict
-
-    return to_dict(value)
