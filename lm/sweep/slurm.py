@@ -100,7 +100,6 @@ class Slurm:
             array_parallelism=self.max_parallel or len(cells),
             signal_delay_s=WARNING_SECONDS,
             setup=_setup(folder),
-            srun_args=["--kill-on-bad-exit=1"],
             stderr_to_stdout=True,
             wckey=None,
             additional_parameters={"requeue": True, **self._options()},

@@ -140,6 +140,15 @@ def test_a_failed_cell_is_told_with_its_last_line_and_loses_no_other(swept):
     assert failed.note in end
 
 
+def test_two_processes_find_each_other_and_train_the_same_cell(swept, text, tmp_path):
+    cells = grid([LARGE], [1280], per_parameter=False)
+    train_cells(ladder(text, *cells), tmp_path, Slurm(options=("ntasks-per-node=2",)))
+    (pair,) = pd.read_csv(tmp_path / "mini" / "table.csv").to_dict("records")
+    table = pd.read_csv(swept[0] / "table.csv").set_index("cell")
+    assert "processes=2" in pair["versions"]
+    assert pair["loss"] == pytest.approx(table.loc[pair["cell"], "loss"], rel=1e-5)  # float32 sums in another order
+
+
 def test_an_interrupted_wait_leaves_jobs_that_are_found_again_and_can_be_cancelled(unshared, text, tmp_path, capsys):
     folder = tmp_path / "later"
     waiting = ladder(text, *grid([SMALL, LARGE], [1280], per_parameter=False), name="later")
