@@ -17,8 +17,8 @@ def run(order_file: str) -> None:
     """Carries out an order, and queues the job again when its time limit stopped it after some progress.
 
     Slurm stops a job with SIGTERM (preemption, requeue, cancellation: it queues the job again itself where it means
-    to), or warns it with SIGUSR2 (its time limit is near). The run saves a checkpoint after either and ends with 0: Slurm
-    was obeyed, nothing has failed.
+    to), or warns it with SIGUSR2 (its time limit is near). The run saves a checkpoint after either and ends with 0:
+    Slurm was obeyed, nothing has failed.
 
     Raises:
       SystemExit: always, with 0 or the exit code of `lm train`; submitit then adds no word and no result of its own.
