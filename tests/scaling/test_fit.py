@@ -282,7 +282,7 @@ def test_files_that_are_no_fit_are_refused(tmp_path, text):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("design", ["grid", "isoflop"])
+@pytest.mark.parametrize("design", ["isoflop", pytest.param("grid", marks=pytest.mark.full)])
 def test_intervals_cover_the_truth(design):
     n, d = {"grid": coverage.grid, "isoflop": coverage.isoflop}[design](10, 10)
     measured = coverage.measure(
