@@ -61,6 +61,12 @@ def attend_cached(q_BTHC: jax.Array, k_BKSC: jax.Array, v_BKSC: jax.Array, mask_
     return jnp.moveaxis(out_NMC.reshape(q_BKGTC.shape), 3, 1).reshape(q_BTHC.shape)
 
 
+def _for_all_queries(x_BSKC: jax.Array) -> jax.Array:
+    # Made where its tokens lie, and only then sent: else what they are made of would be, which is wider.
+    x_BSKC = nn.with_logical_constraint(x_BSKC, ("batch", "sequence", "kv_heads", "head"))
+    return nn.with_logical_constraint(x_BSKC, ("batch", "keys", "kv_heads", "head"))
+
+
 def _grouped(q_BTHC: jax.Array, kv_heads: int) -> jax.Array:
     B, T, H, C = q_BTHC.shape
     return (q_BTHC * C**-0.5).reshape(B, T, kv_heads, H // kv_heads, C)
@@ -147,8 +153,7 @@ class SelfAttention(nn.Module):
         if turn is not None:
             q_BTHC, k_BSKC = rotate(q_BTHC, turn), rotate(k_BSKC, turn)
         q_BTHC = nn.with_logical_constraint(q_BTHC, ("batch", "sequence", "heads", "head"))
-        k_BSKC = nn.with_logical_constraint(k_BSKC, ("batch", "sequence", "kv_heads", "head"))
-        v_BSKC = nn.with_logical_constraint(v_BSKC, ("batch", "sequence", "kv_heads", "head"))
+        k_BSKC, v_BSKC = _for_all_queries(k_BSKC), _for_all_queries(v_BSKC)
         if isinstance(seen, Recall) and memory is not None:
             memory, k_BKSC, v_BKSC = remember(memory, seen, k_BSKC, v_BSKC)
             out_BTHC = attend_cached(q_BTHC, k_BKSC, v_BKSC, seen.mask_BTS)

@@ -64,7 +64,7 @@ class Normalise(nn.Module):
     kind: Norm
     eps: float
     bias: bool
-    axis: str = "embed"
+    axis: str = "norm"
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:

@@ -1,9 +1,10 @@
 """The decoder-only transformer: token ids in, logits out.
 
 Parameters are float32 and stacked over layers. Their logical axis names are `vocab`, `embed`, `position`, `heads`,
-`kv_heads`, `head` (the components of one head), `mlp` and `layers`; activations are constrained by `batch`, `sequence`,
-`embed`, `heads`, `kv_heads`, `head`, `mlp` and `vocab`. Which of them is sharded over which devices is not known here:
-without rules (`flax.linen.logical_axis_rules`) the names mean nothing.
+`kv_heads`, `head` (the components of one head), `mlp`, `norm` (scales) and `layers`; activations are constrained by
+`batch`, `sequence`, `keys` (positions that are attended to), `embed`, `heads`, `kv_heads`, `head`, `mlp` and `vocab`.
+Which of them is sharded over which devices is not known here: without rules and a mesh (`lm.parallel.rules.sharded`)
+the names mean nothing.
 """
 
 import math

@@ -57,7 +57,7 @@ class _Found(NamedTuple):
     line: str
     match: re.Match
     computation: str
-    count: int
+    times: int
 
 
 def collectives(hlo_text: str, mesh: Mesh) -> list[Collective]:
@@ -81,8 +81,8 @@ def collectives(hlo_text: str, mesh: Mesh) -> list[Collective]:
                 found.append(_Found(line, match, name, 1))
             for attribute, names in _CALLED.findall(line):
                 inner = [one for called in names.split(", ") for one in inside(called)]
-                times = _trip_count(line, computations) if attribute == "body" and inner else 1
-                found += [one._replace(count=one.count * times) for one in inner]
+                trips = _trip_count(line, computations) if attribute == "body" and inner else 1
+                found += [one._replace(times=one.times * trips) for one in inner]
         return tuple(found)
 
     by_channel: dict[str, Collective] = {}
@@ -97,7 +97,7 @@ def collectives(hlo_text: str, mesh: Mesh) -> list[Collective]:
 
 
 def _computations(text: str) -> tuple[str, dict[str, list[str]]]:
-    entry, computations = "", {}
+    entry, computations = "", dict[str, list[str]]()
     lines: list[str] = []
     for line in text.splitlines():
         if heading := _COMPUTATION.match(line):
@@ -135,7 +135,7 @@ def _read(found: _Found, mesh: Mesh) -> Collective:
         kind = Kind.REDUCE_SCATTER  # the TPU compiler's spelling: the sum, and a slice of it, in one fusion
     source = re.search(r'op_name="([^"]*)"', found.line)
     shape = ", ".join(f"{name}[{dims}]" for name, dims in arrays)
-    return Collective(kind, size, _crossed(groups, mesh), found.count, shape, source[1] if source else "")
+    return Collective(kind, size, _crossed(groups, mesh), found.times, shape, source[1] if source else "")
 
 
 def _bits(dtype: str) -> int:

@@ -19,9 +19,10 @@ from lm.parallel.chips import AS_OF, Chip, chip_of
 from lm.parallel.collectives import collectives
 from lm.parallel.mesh import make_mesh
 from lm.parallel.roofline import ASSUMPTIONS, Roofline, roofline
-from lm.parallel.rules import RULES, batch_sharding, replicated
+from lm.parallel.rules import AXES, batch_sharding, flax_rules, replicated
 from lm.train.config import RunConfig
-from lm.train.step import abstract_state, check_mesh, make_train_step
+from lm.train.fit import check_mesh
+from lm.train.step import abstract_state, make_train_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +109,7 @@ def _told(
     device = mesh.devices.flat[0]
     chip = chip_of(device.device_kind)
     assert chip is not None  # every generation that can be described is in the table
-    attention = choose(model, model.context_length, mesh, RULES)
+    attention = choose(model, model.context_length, mesh, flax_rules(config.mesh.rules))
     executed = executed_flops_per_token(model, attention.products) * tokens
     # Optimizer state and parameters are read and written; gradients are written and read once a microbatch.
     moved = 2 * (parts["params"] + parts["opt_state"]) + 2 * config.accumulate * parts["params"]
@@ -148,7 +149,7 @@ def _told(
 
 def flags(config: RunConfig) -> str:
     """What a search varies, as flags of `lm train`."""
-    mesh = " ".join(f"--config.mesh.{name}={size}" for name, size in dataclasses.asdict(config.mesh).items())
+    mesh = " ".join(f"--config.mesh.{axis}={getattr(config.mesh, axis)}" for axis in AXES)
     return f"{mesh} --config.model.remat={config.model.remat.value} --config.accumulate={config.accumulate}"
 
 
@@ -210,7 +211,7 @@ def _roofline_lines(ahead: Ahead, roof: Roofline) -> list[str]:
 
 
 def _abstract_batch(config: RunConfig, mesh: Mesh) -> tuple[dict[str, Any], Any]:
-    shape, sharding = (config.batch_size, config.model.context_length), batch_sharding(mesh)
+    shape, sharding = (config.batch_size, config.model.context_length), batch_sharding(mesh, config.mesh.rules)
     names = {"inputs": np.int32, "targets": np.int32, "weights": np.float32}
     if config.data.segment_mask:
         names["segments"] = np.int32

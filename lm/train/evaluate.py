@@ -52,10 +52,11 @@ def evaluate(
     starts = sliding_windows(len(stream.tokens), window, stride)
     window = min(window, len(stream.tokens) - 1)  # a longer one would be computed, and held in memory, for nothing
     stride = min(stride, window)
-    mesh = make_mesh(MeshConfig())
+    config = dataclasses.replace(run.config, mesh=MeshConfig())  # this machine's devices, whatever the run had
+    mesh = make_mesh(config.mesh)
     rows = min(rows_at_once(window, mesh), -(-len(starts) // mesh.size) * mesh.size)
     mask = run.config.data.segment_mask
-    scored = score_windows(log_prob_fn(run.config, mesh), run.params, stream, starts, window, rows, mask)
+    scored = score_windows(log_prob_fn(config, mesh), run.params, stream, starts, window, rows, mask)
     return Evaluation(summarise(scored, stream, window, stride), scored, stream, run.step)
 
 

@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jax.sharding import Mesh
 
 from lm.base.config import to_dict
-from lm.base.errors import UsageError
 from lm.base.progress import ConsoleHandler, bar
 from lm.data.batches import Batches
 from lm.data.corpus import prepare
-from lm.data.tokenizer import Tokenizer, load_tokenizer
+from lm.data.tokenizer import load_tokenizer
 from lm.parallel.mesh import make_mesh
 from lm.parallel.processes import Stopped, Team, Vote
 from lm.parallel.rules import put_batch, row_block
@@ -28,13 +26,14 @@ from lm.run.lock import locked
 from lm.run.record import MetricsLog, NoLog, RowLog, read_result, write_result
 from lm.run.writers import TensorBoardWriter, WandbWriter, Writer, import_wandb
 from lm.train.config import RunConfig
+from lm.train.fit import check_mesh, check_vocabulary
 from lm.train.identity import identity_of
 from lm.train.optimizer import learning_rate
 from lm.train.profile import Profile, check_span
 from lm.train.recorder import Recorder
 from lm.train.result import Labels, result_row
 from lm.train.start import read_source, start
-from lm.train.step import check_mesh, make_train_step
+from lm.train.step import make_train_step
 from lm.train.validation import Validation
 
 logger = logging.getLogger("lm.train")
@@ -76,7 +75,8 @@ def train(
             import_wandb()
         mesh = make_mesh(config.mesh)
         tokenizer = load_tokenizer(config.data.tokenizer)
-        _check_fit(config, tokenizer, mesh)
+        check_vocabulary(config, tokenizer)
+        check_mesh(config, mesh)
         source = read_source(config, mesh, RunFolder(workdir), tokenizer.fingerprint)
         with team.first_alone("the corpus"):
             if team.first:
@@ -90,7 +90,7 @@ def train(
             config.batch_size,
             config.data.seed,
             config.data.segment_mask,
-            *row_block(mesh),
+            *row_block(mesh, config.mesh.rules),
         )
         validation = Validation(config, corpus, mesh)
         folder = open_run(workdir, config, identity) if team.first else RunFolder(workdir)
@@ -135,7 +135,7 @@ def train(
         rows = batches.iterate(begin.step)
         for step in range(begin.step + 1, config.steps + 1):
             lr = np.float32(learning_rate(config.optimizer, config.steps, step - 1))
-            batch = put_batch(next(rows), mesh)
+            batch = put_batch(next(rows), mesh, config.mesh.rules)
             if step == begin.step + 1:
                 team.compiled(train_step, state, batch, lr)
             state, device_metrics = trace(step, train_step, state, batch, lr)
@@ -187,17 +187,6 @@ def _told(folder: RunFolder, team: Team) -> Iterator[None]:
         for handler in (console, log):
             package.removeHandler(handler)
             handler.close()
-
-
-def _check_fit(config: RunConfig, tokenizer: Tokenizer, mesh: Mesh) -> None:
-    """Refuses what would only fail, or be silently wrong, deep inside a compiled step."""
-    if config.model.vocab_size != tokenizer.vocab_size:
-        raise UsageError(
-            f"vocab_size is {config.model.vocab_size}, and the tokenizer has {tokenizer.vocab_size} entries",
-            where="config.model",
-            do="Set --config.model.vocab_size to the tokenizer's, or name another --config.data.tokenizer.",
-        )
-    check_mesh(config, mesh)
 
 
 @contextlib.contextmanager

@@ -28,10 +28,11 @@ from lm.model.fused import choose
 from lm.parallel.ahead import described_devices
 from lm.parallel.chips import Chip, chip_of
 from lm.parallel.mesh import MeshConfig, make_mesh
-from lm.parallel.rules import RULES
+from lm.parallel.rules import flax_rules
 from lm.train.ahead import bytes_a_chip, flags
 from lm.train.config import RunConfig
-from lm.train.step import abstract_state, check_mesh
+from lm.train.fit import check_mesh
+from lm.train.step import abstract_state
 
 LESS_MEMORY = (Remat.NONE, Remat.DOTS, Remat.FULL)  # each holds less than the one before it
 
@@ -75,7 +76,8 @@ def candidates(config: RunConfig, topology: str, slices: int = 1) -> list[Candid
         made = make_mesh(mesh, devices)
         state = abstract_state(dataclasses.replace(config, mesh=mesh), made)
         params, all_of_it = (sum(map(bytes_a_chip, jax.tree.leaves(tree))) for tree in (state["params"], state))
-        return made, params, all_of_it, choose(config.model, config.model.context_length, made, RULES)
+        attention = choose(config.model, config.model.context_length, made, flax_rules(config.mesh.rules))
+        return made, params, all_of_it, attention
 
     found = []
     for mesh, remat, accumulate in itertools.product(_meshes(len(devices)), LESS_MEMORY, _powers(config.batch_size)):

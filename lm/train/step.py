@@ -8,11 +8,10 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from lm.base.errors import UsageError
 from lm.model.attention import Attention, Plain
 from lm.model.fused import choose
 from lm.model.transformer import Transformer
-from lm.parallel.rules import RULES, batch_sharding, placed, replicated
+from lm.parallel.rules import batch_sharding, flax_rules, placed, replicated, sharded
 from lm.train.config import RunConfig
 from lm.train.loss import loss_sums
 from lm.train.optimizer import make_optimizer
@@ -30,7 +29,7 @@ def init_state(config: RunConfig, key) -> State:
 
 def abstract_state(config: RunConfig, mesh: Mesh) -> State:
     """Shapes, dtypes and shardings of the state, without computing anything."""
-    return placed(jax.eval_shape(lambda: init_state(config, jax.random.key(0))), mesh)
+    return placed(jax.eval_shape(lambda: init_state(config, jax.random.key(0))), mesh, config.mesh.rules)
 
 
 def fresh_state(config: RunConfig, mesh: Mesh) -> State:
@@ -40,28 +39,7 @@ def fresh_state(config: RunConfig, mesh: Mesh) -> State:
     return init(jax.random.key(config.seed))
 
 
-def check_mesh(config: RunConfig, mesh: Mesh) -> None:
-    """Refuses what would only fail deep inside a compiled step.
-
-    Raises:
-      UsageError: rows or parameters do not divide over the mesh.
-    """
-    rows = config.batch_size // config.accumulate
-    if rows % mesh.size:
-        raise UsageError(
-            f"{rows} rows a microbatch do not divide over {mesh.size} devices",
-            where="config.batch_size",
-            do="Make batch_size / accumulate a multiple of the device count.",
-        )
-    if config.model.d_model % mesh.shape["fsdp"]:
-        raise UsageError(
-            f"d_model {config.model.d_model} does not divide over {mesh.shape['fsdp']} devices",
-            where="config.mesh.fsdp",
-            do="Parameters are cut along d_model: choose an fsdp that divides it.",
-        )
-
-
-def make_train_step(config: RunConfig, mesh: Mesh) -> Callable:
+def make_train_step(config: RunConfig, mesh: Mesh) -> jax.stages.Wrapped:
     """The jitted step `(state, batch, lr) -> (state, metrics)`; `state` is donated.
 
     `batch` holds int32 "inputs" and "targets" [B, T], float32 "weights" [B, T] and, for masked documents, int32
@@ -69,12 +47,11 @@ def make_train_step(config: RunConfig, mesh: Mesh) -> Callable:
     clipping), "param_norm" (after the update).
     """
     optimizer = make_optimizer(config.optimizer)
-    gradients = _accumulated(
-        loss_gradients(config, choose(config.model, config.model.context_length, mesh, RULES)), config.accumulate
-    )
+    attention = choose(config.model, config.model.context_length, mesh, flax_rules(config.mesh.rules))
+    gradients = _accumulated(loss_gradients(config, attention), config.accumulate)
 
     def step(state: State, batch: dict, lr):
-        with nn.logical_axis_rules(RULES):
+        with sharded(mesh, config.mesh.rules):
             grads, sums = gradients(state["params"], batch)
         tokens = jnp.maximum(sums["tokens"], 1.0)
         grads = jax.tree.map(lambda g: g / tokens, grads)
@@ -90,7 +67,7 @@ def make_train_step(config: RunConfig, mesh: Mesh) -> Callable:
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(config, mesh))
     return jax.jit(
         step,
-        in_shardings=(shardings, batch_sharding(mesh), replicated(mesh)),
+        in_shardings=(shardings, batch_sharding(mesh, config.mesh.rules), replicated(mesh)),
         out_shardings=(shardings, replicated(mesh)),
         donate_argnums=0,
     )

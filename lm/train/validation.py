@@ -21,7 +21,7 @@ from lm.model.score import (
     token_log_probs,
 )
 from lm.model.transformer import Transformer
-from lm.parallel.rules import RULES, put_whole, replicated
+from lm.parallel.rules import flax_rules, put_whole, replicated, sharded
 from lm.train.config import RunConfig
 
 BATCH_TOKENS = 4096  # scored at once
@@ -75,12 +75,14 @@ def log_prob_fn(config: RunConfig, mesh: Mesh) -> LogProbFn:
 
     @functools.partial(jax.jit, out_shardings=replicated(mesh))
     def log_probs(params, batch):
-        attention = choose(config.model, batch["inputs"].shape[1], mesh, RULES)
+        attention = choose(config.model, batch["inputs"].shape[1], mesh, flax_rules(config.mesh.rules))
         model = Transformer(config.model, attention=attention)
-        logits_BTV = jnp.asarray(model.apply({"params": params}, batch["inputs"], batch["segments"]))
+        with sharded(mesh, config.mesh.rules):
+            logits_BTV = jnp.asarray(model.apply({"params": params}, batch["inputs"], batch["segments"]))
         return token_log_probs(logits_BTV, batch["targets"])
 
     def spread(params, inputs_BT, targets_BT, segments_BT):
-        return log_probs(params, put_whole({"inputs": inputs_BT, "targets": targets_BT, "segments": segments_BT}, mesh))
+        batch = {"inputs": inputs_BT, "targets": targets_BT, "segments": segments_BT}
+        return log_probs(params, put_whole(batch, mesh, config.mesh.rules))
 
     return spread

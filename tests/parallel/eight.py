@@ -1,65 +1,125 @@
-"""Run with eight virtual devices: the same few steps on several meshes, as JSON on standard output."""
+"""Run with eight virtual devices: three steps on each mesh, and what XLA made of them, as JSON on standard output.
 
+The sizes of the vocabulary and of its parts are those of no other axis.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
 import json
+import re
 import sys
+import unittest.mock
+from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
-from lm.base.errors import UsageError
+from lm.parallel.collectives import collectives
 from lm.parallel.mesh import MeshConfig, make_mesh
-from lm.parallel.rules import put_batch
-from lm.train.loop import train
-from lm.train.step import fresh_state, make_train_step
+from lm.parallel.rules import batch_sharding, put_batch
+from lm.train import step
+from lm.train.config import RunConfig
+from lm.train.step import abstract_state, fresh_state, make_train_step
 from tests.train.tiny import run_config
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-CONFIG = run_config("unused", "batch_size=16", "model.d_model=32", "model.vocab_size=64")
+ROWS, LENGTH, WIDTH, LAYERS, KV_HEADS, HEAD, VOCABULARY = 16, 32, 32, 2, 8, 4, 264
+SHAPE = (f"batch_size={ROWS}", f"model.context_length={LENGTH}", f"model.vocab_size={VOCABULARY}",
+         f"model.n_layer={LAYERS}", f"model.d_model={WIDTH}", "model.d_ff=64", "model.n_head=16",
+         f"model.d_head={HEAD}")  # fmt: skip
+MODELS = {
+    "tied": (f"model.n_kv_head={KV_HEADS}",),
+    "untied": ("model.tied_embedding=false", "model.norm=layernorm", "model.feed_forward=gelu", "model.bias=true",
+               "model.positions=learned", "model.qk_norm=true", "data.segment_mask=true"),
+}  # fmt: skip
+# Name: the model, the mesh, and what else changes without changing the numbers.
+CASES: dict[str, tuple[str, dict[str, int], tuple[str, ...]]] = {
+    "replica": ("tied", {"replica": 8}, ()),
+    "data": ("tied", {"data": 8}, ()),
+    "fsdp": ("tied", {"fsdp": 8}, ()),
+    "expert": ("tied", {"expert": 8}, ()),
+    "sequence": ("tied", {"sequence": 8}, ()),
+    "tensor": ("tied", {"tensor": 8}, ()),
+    "data-fsdp-tensor": ("untied", {"data": 2, "fsdp": 2, "tensor": 2}, ("accumulate=2",)),
+    "fsdp-sequence": ("untied", {"fsdp": 2, "sequence": 4}, ("model.remat=full",)),
+    "replica-fsdp-tensor": ("untied", {"replica": 2, "fsdp": 2, "tensor": 2}, ()),
+    "expert-sequence-tensor": ("untied", {"expert": 2, "sequence": 2, "tensor": 2}, ()),
+}
 
 
-def batch_of(seed: int) -> dict[str, np.ndarray]:
-    tokens_BW = np.random.default_rng(seed).integers(0, 64, (16, 17), dtype=np.int32)
-    return {"inputs": tokens_BW[:, :-1], "targets": tokens_BW[:, 1:], "weights": np.ones((16, 16), np.float32)}
+def config_of(model: str, axes: dict[str, int], others: tuple[str, ...] = ()) -> RunConfig:
+    config = run_config("unused", *SHAPE, *MODELS[model], *others)
+    return dataclasses.replace(config, mesh=MeshConfig(**{"data": 1, **axes}))
 
 
-def on(mesh, config=CONFIG) -> dict:
-    state, step = fresh_state(config, mesh), make_train_step(config, mesh)
-    leaves = jax.tree.leaves((state["params"], state["opt_state"]))
-    first = jax.devices()[0]
-    on_first = sum(s.data.nbytes for leaf in leaves for s in leaf.addressable_shards if s.device == first)
-    losses = []
-    for seed in range(5):
-        state, metrics = step(state, put_batch(batch_of(seed), mesh), np.float32(0.01))
-        losses.append([float(metrics[name]) for name in ("loss", "grad_norm", "param_norm")])
-    return {"rows": losses, "bytes": sum(leaf.nbytes for leaf in leaves), "bytes_on_first": on_first}
+def batch_of(config: RunConfig, seed: int) -> dict[str, np.ndarray]:
+    draw = np.random.default_rng(seed)
+    tokens_BW = draw.integers(0, VOCABULARY, (ROWS, LENGTH + 1), dtype=np.int32)
+    weights_BT = (draw.random((ROWS, LENGTH)) < 0.9).astype(np.float32)
+    batch = {"inputs": tokens_BW[:, :-1], "targets": tokens_BW[:, 1:], "weights": weights_BT}
+    if config.data.segment_mask:
+        batch["segments"] = np.cumsum(draw.random((ROWS, LENGTH)) < 0.1, axis=1, dtype=np.int32)
+    return batch
 
 
-def refusal(config) -> str:
-    try:
-        train(config, f"{sys.argv[1]}/refused")
-    except UsageError as error:
-        return str(error)
-    return ""
+def compiled_step(config: RunConfig, mesh: Mesh) -> tuple[Any, Any]:
+    abstract, sharding = abstract_state(config, mesh), batch_sharding(mesh, config.mesh.rules)
+    batch = {
+        name: jax.ShapeDtypeStruct(rows.shape, rows.dtype, sharding=sharding)
+        for name, rows in batch_of(config, 0).items()
+    }
+    lr = jax.ShapeDtypeStruct((), np.float32)
+    return make_train_step(config, mesh).lower(abstract, batch, lr).compile(), abstract
+
+
+def steps_on(config: RunConfig, devices: int, initial: Any) -> dict[str, Any]:
+    mesh = make_mesh(config.mesh, jax.devices()[:devices])
+    compiled, abstract = compiled_step(config, mesh)
+    state = jax.device_put(initial, jax.tree.map(lambda leaf: leaf.sharding, abstract))
+    rows = []
+    for seed in range(3):
+        state, metrics = compiled(state, put_batch(batch_of(config, seed), mesh, config.mesh.rules), np.float32(0.01))
+        rows.append([float(metrics[name]) for name in ("loss", "grad_norm", "param_norm")])
+    memory = compiled.memory_analysis()
+    return {
+        "rows": rows,
+        "collectives": [dataclasses.asdict(one) for one in collectives(compiled.as_text(), mesh)],
+        "state_bytes": memory.argument_size_in_bytes,
+        "temporary_bytes": memory.temp_size_in_bytes,
+        "parameters": sum(leaf.size for leaf in jax.tree.leaves(abstract["params"])),
+        "program": program(compiled),
+    }
+
+
+def program(compiled: Any) -> str:
+    """A hash of the instructions, without what they say of the source."""
+    bare = re.sub(r", metadata=\{[^{}]*\}|^(?:FileNames|FunctionNames|FileLocations|StackFrames)\n(?:\d.*\n)*", "",
+                  compiled.as_text(), flags=re.MULTILINE)  # fmt: skip
+    return hashlib.sha256(bare.encode()).hexdigest()
+
+
+def without_names(config: RunConfig) -> str:
+    """The program of a step on one device whose arrays' axes have no names."""
+    with unittest.mock.patch.object(step, "sharded", return_value=contextlib.nullcontext()):
+        return program(compiled_step(config, make_mesh(config.mesh, jax.devices()[:1]))[0])
 
 
 def main() -> None:
-    text = sys.argv[2]
-    one = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("data", "fsdp"))
-    found = {
-        "devices": jax.device_count(),
-        "one": on(one),
-        "data": on(make_mesh(MeshConfig())),
-        "fsdp": on(make_mesh(MeshConfig(data=1, fsdp=-1))),
-        "both": on(make_mesh(MeshConfig(data=2, fsdp=4))),
-        "rows": refusal(run_config(text, "batch_size=12")),
-        "microbatch": refusal(run_config(text, "batch_size=16", "accumulate=4")),
-        "width": refusal(run_config(text, "batch_size=8", "mesh.data=1", "mesh.fsdp=8", "model.d_model=12")),
-        "mesh": refusal(run_config(text, "mesh.data=3", "mesh.fsdp=2")),
-        "run": train(
-            run_config(text, "batch_size=8", "mesh.data=2", "mesh.fsdp=4", "accumulate=1"), sys.argv[1] + "/r"
-        ),
-    }
+    """Prints what was found for each case named on the command line, and for its model on one device."""
+    found: dict[str, Any] = {"devices": jax.device_count()}
+    initial = {}
+    for name in sys.argv[1:]:
+        model, axes, others = CASES[name]
+        if model not in initial:
+            alone = config_of(model, {})
+            initial[model] = jax.device_get(fresh_state(alone, make_mesh(alone.mesh, jax.devices()[:1])))
+            found[model] = steps_on(alone, 1, initial[model])
+        print(f"case {name}", file=sys.stderr, flush=True)
+        found[name] = steps_on(config_of(model, axes, others), 8, initial[model])
+    found["without names"] = without_names(config_of("tied", {}))
     print(json.dumps(found))
 
 

@@ -25,9 +25,9 @@ from lm.base.errors import RunError
 from lm.cli import main
 put, keep, fail = loop.put_batch, os.environ.get("KEEP"), int(os.environ.get("FAIL", 0))
 calls = itertools.count(1)
-def slowly(batch, mesh):
+def slowly(*args):
     time.sleep(float(os.environ["SLOW"]))
-    call, placed = next(calls), put(batch, mesh)
+    call, placed = next(calls), put(*args)
     if call == fail:
         raise RunError("no space left on the disk", where="here")
     if keep:

@@ -58,7 +58,7 @@ def test_what_libtpu_refuses_is_one_line():
 
 @pytest.mark.parametrize(
     ("changes", "told"),
-    [(("mesh.fsdp=3",), "does not fit 4 devices"), (("batch_size=6",), "6 rows a microbatch do not divide")],
+    [(("mesh.fsdp=3",), "does not fit 4 devices"), (("batch_size=6",), r"rows a microbatch .* 6 over fsdp 4")],
 )
 def test_what_does_not_divide_over_the_slice_is_refused(changes, told):
     libtpu()
@@ -147,7 +147,7 @@ def test_every_layout_divides_and_what_holds_less_is_guessed_no_faster():
     assert len(layouts) == len(found) >= 12
     assert all(8 // one.config.accumulate % 4 == 0 for one in found)
     assert [one.guess for one in found] == sorted(one.guess for one in found)
-    data = [one for one in found if one.config.mesh == MeshConfig(4, 1)]
+    data = [one for one in found if one.config.mesh == MeshConfig(data=4, fsdp=1)]
     least = {(one.config.model.remat.value, one.config.accumulate): one.least_bytes for one in data}
     assert least["full", 2] < least["full", 1]
 

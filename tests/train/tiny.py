@@ -59,10 +59,10 @@ def before_step(call: int, act: Callable[[], None]) -> Callable[..., Any]:
     """A `put_batch` that does `act` before the `call`-th step that it serves."""
     calls = itertools.count(1)
 
-    def put_batch(batch: Any, mesh: Any) -> Any:
+    def put_batch(*args: Any) -> Any:
         if next(calls) == call:
             act()
-        return rules.put_batch(batch, mesh)
+        return rules.put_batch(*args)
 
     return put_batch
 
