@@ -86,7 +86,7 @@ class Team:
             )
 
     def compiled(self, function: Any, *arguments: Any) -> None:
-        """Compiles a jitted function for `arguments` in every process before any calls it.
+        """Compiles `function` (anything with JAX's `lower`) for `arguments` in every process before any calls it.
 
         The first call of a collective waits for the other processes as well, and not for as long as they may compile:
         30 s on CPUs.
@@ -221,7 +221,7 @@ class _Several(Team):
 
     def compiled(self, function: Any, *arguments: Any) -> None:
         function.lower(*arguments).compile()
-        self.agreed(f"{function.__name__} compiled")
+        self.agreed("compilation")
 
     @contextlib.contextmanager
     def telling(self) -> Iterator[None]:
