@@ -432,7 +432,9 @@ def _generate(parser: argparse.ArgumentParser) -> Runner:
     asked = parser.add_mutually_exclusive_group(required=True)
     asked.add_argument("--prompt", metavar="TEXT", action="append", help="a prompt (may be given again)")
     asked.add_argument("--prompts", metavar="FILE", type=Path, help='a prompt a line, or .jsonl with "prompt"')
-    parser.add_argument("--max-tokens", type=int, default=128, metavar="N", help="of an answer (default 128)")
+    parser.add_argument(
+        "--max-tokens", type=int, metavar="N", help="of an answer (default 128, fewer where the context ends)"
+    )
     parser.add_argument("--n", type=int, default=1, metavar="K", help="samples of each prompt (default 1)")
     parser.add_argument("--seed", type=int, default=0, metavar="S")
     parser.add_argument("--temperature", type=float, default=1.0, metavar="T", help="0: greedy (default 1)")
@@ -469,7 +471,12 @@ def _generate(parser: argparse.ArgumentParser) -> Runner:
     parser.add_argument("--draft", type=Path, metavar="RUN", help="a smaller model that drafts: sooner, same law")
     parser.add_argument("--draft-tokens", type=int, metavar="K", help="drafted for each pass of the model (default 4)")
     parser.add_argument("--best-of", type=int, metavar="N", help="the best of N samples by mean log-probability")
-    parser.add_argument("--full", choices=("error", "stop"), default="error", help="at the end of the context")
+    parser.add_argument(
+        "--full",
+        choices=("error", "shorter", "stop"),
+        help="where prompt and answer pass the context: refuse (default with --max-tokens), cut the answer off "
+        "(default without), or take prompts with no room left too",
+    )
     parser.add_argument("--cache", choices=("model", "int8"), default="model", help="type of keys and values")
     parser.add_argument("--batch-size", type=int, default=16, metavar="B", help="answers at once (default 16)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write JSON lines: the settings, then a sample each")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -10,16 +11,19 @@ from lm.decode.constrain import Constraint
 from lm.decode.generate import Completion, Decoder, Full, Prompt, Request, Session, stream
 from lm.decode.settings import DEFAULT_ORDER, Settings
 from lm.model.config import CacheDtype
-from lm.run.restore import LoadedModel, load_model
+
+if TYPE_CHECKING:
+    from lm.run.restore import LoadedModel
 
 BATCH = 16  # answers at once
+MAX_TOKENS = 128
 
 
 def generate(
-    model: Decoder | LoadedModel | Path | str,
+    model: "Decoder | LoadedModel | Path | str",
     prompts: Prompt | Sequence[Prompt],
     *,
-    max_tokens: int = 128,
+    max_tokens: int | None = None,
     temperature: float = 1.0,
     top_k: int = 0,
     top_p: float = 1.0,
@@ -34,7 +38,7 @@ def generate(
     stop: Sequence[str] = (),
     end_ids: Sequence[int] | None = None,
     constraint: Constraint | None = None,
-    full: Full = Full.ERROR,
+    full: Full | None = None,
     cache: CacheDtype = CacheDtype.MODEL,
     batch_size: int = BATCH,
 ) -> list[Completion]:
@@ -46,11 +50,12 @@ def generate(
 
     Args:
       model: a run folder, a loaded run, or a `Decoder`, which keeps the parameters laid out from call to call.
-      max_tokens: tokens of an answer at most.
+      max_tokens: tokens of an answer at most; None: 128, fewer where the context ends.
       stop: texts that end an answer, which ends before them.
       end_ids: tokens that end an answer; None: the tokenizer's end of text; (): none.
       constraint: what every answer matches whole, e.g. `Constraint(regex)` or `Constraint.of_schema(schema)`.
-      full: what happens where prompt and answer would not fit the context.
+      full: what happens where prompt and answer would not fit the context; None: ERROR, or SHORTER without
+        `max_tokens`.
       cache: what keys and values are kept in; a `Decoder` has its own.
       batch_size: answers at once. A row's random numbers depend neither on it nor on the prompts beside.
 
@@ -64,16 +69,17 @@ def generate(
     )  # fmt: skip
     decoder = model if isinstance(model, Decoder) else load_decoder(model, cache)
     request = Request(
-        max_tokens=max_tokens,
+        max_tokens=MAX_TOKENS if max_tokens is None else max_tokens,
         steps=settings.steps(decoder.config.vocab_size),
         seed=seed,
         end_ids=None if end_ids is None else tuple(end_ids),
         stops=tuple(text.encode() for text in ([stop] if isinstance(stop, str) else stop)),
-        full=full,
+        full=full_of(full, max_tokens),
         samples=n,
         constraint=constraint,
     )
-    asked = [prompts] if isinstance(prompts, str | np.ndarray) else list(prompts)
+    asked = decoder.encode([prompts] if isinstance(prompts, str | np.ndarray) else list(prompts))
+    decoder.check(asked, request)
     found = []
     for part, sessions in batches(decoder, asked, request, batch_size):
         *_, session = sessions
@@ -81,15 +87,22 @@ def generate(
     return found
 
 
-def load_decoder(model: LoadedModel | Path | str, cache: CacheDtype = CacheDtype.MODEL) -> Decoder:
+def load_decoder(model: "LoadedModel | Path | str", cache: CacheDtype = CacheDtype.MODEL) -> Decoder:
     """A decoder of a run folder's newest checkpoint, or of a model that is loaded already.
 
     Raises:
       UsageError: not a run folder, or no checkpoint yet.
       RunError: no usable checkpoint.
     """
-    loaded = model if isinstance(model, LoadedModel) else load_model(model)
+    from lm.run.restore import load_model  # checkpoints bring Orbax along: half a second that a `Decoder` needs none of
+
+    loaded = load_model(model) if isinstance(model, Path | str) else model
     return Decoder(loaded.model, loaded.params, loaded.tokenizer, cache_dtype=cache)
+
+
+def full_of(full: Full | None, max_tokens: int | None) -> Full:
+    """What happens at the end of the context: as was said, else an error where it breaks what was asked for."""
+    return full or (Full.SHORTER if max_tokens is None else Full.ERROR)
 
 
 def batches(

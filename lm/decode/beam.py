@@ -21,7 +21,7 @@ from lm.decode.generate import Completion, Decoder, Prefilled, Prompt, Request, 
 from lm.decode.loop import Finish, Limits, extend, out_of_tokens
 from lm.decode.slots import bucket
 from lm.decode.strategy import GREEDY
-from lm.model.cache import Cache, take_rows
+from lm.model.cache import Cache, apart, take_rows, together
 from lm.model.transformer import Transformer
 
 
@@ -180,7 +180,21 @@ def _advance(model: Transformer, params: Any, search: Search, rules: Rules) -> S
         logits_NTV, cache = extend(model, params, last_BW1.reshape(B * W, 1), running_N, search.cache)
         return _choose(search._replace(cache=cache), logits_NTV[:, 0], rules)
 
-    return jax.lax.while_loop(lambda search: ~jnp.all(search.done_B), one_token, search)
+    if model.unstacked:
+        search = search._replace(cache=apart(search.cache))
+    search = jax.lax.while_loop(lambda search: ~jnp.all(search.done_B), one_token, search)
+    return search._replace(cache=together(search.cache))
+
+
+def _reordered(cache: Cache, row_N: jax.Array) -> Cache:
+    """`take_rows` of a cache that may be `apart`."""
+    if not isinstance(cache.k_LBKSC, tuple):
+        return take_rows(cache, row_N)
+    layers: dict[str, Any] = {
+        name: tuple(x_NSC.reshape(len(row_N), -1)[row_N].reshape(x_NSC.shape) for x_NSC in getattr(cache, name))
+        for name in ("k_LBKSC", "v_LBKSC")
+    }
+    return cache._replace(**layers, position_BS=cache.position_BS[row_N], length_B=cache.length_B[row_N])
 
 
 def _choose(search: Search, logits_NV: jax.Array, rules: Rules) -> Search:
@@ -225,7 +239,7 @@ def _choose(search: Search, logits_NV: jax.Array, rules: Rules) -> Search:
     bound_B = total_BW[:, 0] / jnp.maximum(penalty_N[step + 1], penalty_N[limits.tokens_B])
     settled_B = rules.early_stop & (score_BK[:, -1] >= bound_B)
     return Search(
-        cache=take_rows(search.cache, (row_B1 + jnp.take_along_axis(parent_BC, live_BW, axis=1)).reshape(B * W)),
+        cache=_reordered(search.cache, (row_B1 + jnp.take_along_axis(parent_BC, live_BW, axis=1)).reshape(B * W)),
         step=step,
         live=longer(live_BW),
         total_BW=total_BW,

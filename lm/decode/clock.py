@@ -27,6 +27,16 @@ class Clock:
         """Tokens of all rows a second in the loop, prefill and compiling left out; 0 where it chose none."""
         return self.tokens / self.loop if self.tokens else 0.0
 
+    @contextlib.contextmanager
+    def whole(self) -> Iterator[None]:
+        """Counts the block as the loop, compiling apart: for what reads prompts and answers in one."""
+        with compile_seconds() as compiled:
+            began = time.perf_counter()
+            yield
+            seconds = time.perf_counter() - began
+        self.compile += compiled.total
+        self.loop += seconds - compiled.total
+
     def follow(self, sessions: Iterator[Session]) -> Iterator[Session]:
         """The same sessions, of which the first comes after prefill; what happens between them is not counted."""
         before, prefill = 0, True

@@ -10,7 +10,7 @@ from typing import Any
 from lm.base import progress
 from lm.base.errors import UsageError
 from lm.base.files import atomic, refuse_target
-from lm.decode.ask import parts
+from lm.decode.ask import MAX_TOKENS, full_of, parts
 from lm.decode.clock import Clock
 from lm.decode.constrain import Constraint
 from lm.decode.generate import Decoder, Full, Request, stream
@@ -36,24 +36,26 @@ def generate(args: argparse.Namespace) -> None:
     settings = settings_of(args)
     if args.ignore_end and args.end_id:
         raise UsageError("--ignore-end and --end-id say opposite things", do="Pass one of the two.")
+    if args.json and args.out:
+        raise UsageError("--json prints the lines that --out writes", do="Pass one of the two.")
     if args.out:
         refuse_target(args.out)
     loaded = load_model(args.checkpoint)
     decoder = Decoder(loaded.model, loaded.params, loaded.tokenizer, cache_dtype=CacheDtype(args.cache))
     request = Request(
-        max_tokens=args.max_tokens,
+        max_tokens=MAX_TOKENS if args.max_tokens is None else args.max_tokens,
         steps=settings.steps(loaded.model.vocab_size),
         seed=args.seed,
         end_ids=() if args.ignore_end else tuple(args.end_id) or (loaded.tokenizer.eos_id,),
         stops=tuple(_bytes(text) for text in args.stop),
-        full=Full(args.full),
+        full=full_of(args.full and Full(args.full), args.max_tokens),
         samples=args.n if args.best_of is None else args.best_of,
         constraint=constraint_of(args),
     )
     method = method_of(args, settings, decoder, request)
     effective = {**effective_settings(args.checkpoint, loaded, decoder, request), **method.settings()}
     print(f"settings: {json.dumps(effective, allow_nan=False)}", file=sys.stderr)
-    found = samples(method, prompts, request, args.batch_size)
+    found = samples(method, decoder, prompts, request, args.batch_size)
     if args.out:
         with atomic(args.out) as file:
             file.write(json.dumps({"settings": {**effective, "versions": environment()}}) + "\n")
@@ -66,9 +68,9 @@ def generate(args: argparse.Namespace) -> None:
         _show_as_it_comes(decoder, prompts[0], request, method.clock)
     else:
         for sample in found:
-            _show(
-                f"== prompt {sample['prompt_index']}, sample {sample['sample']}: {sample['finish']}\n{sample['text']}\n"
-            )
+            score = f", score {sample['score']:.4f}" if "score" in sample else ""
+            head = f"== prompt {sample['prompt_index']}, sample {sample['sample']}: {sample['finish']}{score}"
+            _show(f"{head}\n{sample['text']}\n")
     print(method.report(), file=sys.stderr)
 
 
@@ -127,14 +129,22 @@ def effective_settings(run: Path, loaded: LoadedModel, decoder: Decoder, request
     }
 
 
-def samples(method: Method, prompts: list[str], request: Request, batch_size: int) -> Iterator[dict[str, Any]]:
-    """One answer after the other, as it is saved."""
+def samples(
+    method: Method, decoder: Decoder, prompts: list[str], request: Request, batch_size: int
+) -> Iterator[dict[str, Any]]:
+    """One answer after the other, as it is saved.
+
+    Raises:
+      UsageError: as `Decoder.start`, before the first answer where a prompt is to blame.
+    """
+    ids = decoder.encode(prompts)
+    decoder.check(ids, request)
     with progress.bar("generate", len(prompts)) as bar:
-        for first, part, filled in parts(prompts, request.samples, batch_size):
+        for first, part, filled in parts(ids, request.samples, batch_size):
             # What a part is filled up with is dropped.
-            for number, (prompt, group) in enumerate(zip(part, method.answers(filled, first), strict=False), first):
+            for number, group in enumerate(method.answers(filled, first)[: len(part)], first):
                 for sample, answer in enumerate(group):
-                    yield {"prompt_index": number, "prompt": prompt, "sample": sample, **_as_dict(answer)}
+                    yield {"prompt_index": number, "prompt": prompts[number], "sample": sample, **_as_dict(answer)}
             bar.update(first + len(part), method.report())
 
 

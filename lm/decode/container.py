@@ -11,6 +11,7 @@ model, a machine or a version that computes other probabilities.
 
 import dataclasses
 import json
+import re
 import struct
 import zlib
 
@@ -24,6 +25,7 @@ VERSION = 1  # of this layout, of the coder and of how frequencies come from log
 _HEAD = struct.Struct("<4sHI")
 _BLOCK = struct.Struct("<III")
 _CHECK = struct.Struct("<I")
+_LONG_HASH = re.compile("([0-9a-f]{12})[0-9a-f]{52}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,9 +47,10 @@ class Facts:
     platform: dict[str, str]
 
     def differences(self, model: str, tokenizer: str, platform: dict[str, str]) -> list[str]:
-        """What differs, as `name: at compression -> now` lines."""
+        """What differs, as `name: at compression -> now` lines, of hashes the beginning."""
         then = {"model": self.model, "tokenizer": self.tokenizer, "platform": self.platform}
-        return differences(then, {"model": model, "tokenizer": tokenizer, "platform": platform}, "compressed with")
+        now = {"model": model, "tokenizer": tokenizer, "platform": platform}
+        return [_LONG_HASH.sub(r"\1...", line) for line in differences(then, now, "compressed with")]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -90,6 +90,14 @@ class Decoder:
         begin = np.array([self.tokenizer.eos_id])
         return [np.concatenate([begin, next(texts)]) if isinstance(prompt, str) else prompt for prompt in prompts]
 
+    def check(self, prompts: Sequence[np.ndarray], request: Request) -> None:
+        """Refuses prompts (ids, an array a row) that `prefill` would refuse: all of a long list before its first part.
+
+        Raises:
+          UsageError: as `prefill`.
+        """
+        self._allowed(self._checked(prompts), request)
+
     def prefill(
         self, prompts: Sequence[np.ndarray], request: Request, *, spare: int = 0, whole: bool = True
     ) -> Prefilled:
@@ -299,14 +307,18 @@ class Decoder:
         if request.max_tokens < 1:
             what = f"{request.max_tokens} tokens were asked for"
             raise UsageError(what, where="max_tokens", do="Ask for at least 1.")
-        room_B = self.config.context_length - used_B + 1
-        if request.full is Full.ERROR and (room_B < request.max_tokens).any():
-            row = int(np.argmin(room_B))
+        context = self.config.context_length
+        room_B = context - used_B + 1
+        row = int(np.argmin(room_B))
+        if request.full is not Full.STOP and room_B[row] < 1:
+            what = f"prompt {row} fills {used_B[row]} tokens of context; the model has {context}: none can follow"
+            raise UsageError(what, where="prompts", do="Shorten it.")
+        if request.full is Full.ERROR and room_B[row] < request.max_tokens:
             raise UsageError(
-                f"row {row} has {used_B[row]} tokens of context and {request.max_tokens} more are asked for: over the "
-                f"{self.config.context_length} of the model",
+                f"prompt {row} fills {used_B[row]} tokens of context and {request.max_tokens} more are asked for: over "
+                f"the {context} of the model",
                 where="max_tokens",
-                do=f"Ask for at most {max(int(room_B[row]), 0)}, or let answers be cut off there.",
+                do=f"Ask for at most {room_B[row]}, or let answers be cut off there.",
             )
         return np.clip(room_B, 0, request.max_tokens)
 

@@ -75,16 +75,18 @@ class Searching(Method):
     decoder: Decoder
     request: Request
     beams: Beams
+    clock: Clock = dataclasses.field(default_factory=Clock)
 
     def answers(self, prompts: Sequence[Prompt], first: int) -> list[list[Answer]]:
-        found = beam_search(self.decoder, prompts, self.request, self.beams)
+        with self.clock.whole():
+            found = beam_search(self.decoder, prompts, self.request, self.beams)
         return [[Answer(answer.completion, {"score": answer.score}) for answer in group] for group in found]
 
     def settings(self) -> dict[str, Any]:
         return {"strategy": None, "seed": None, "beams": dataclasses.asdict(self.beams)}
 
     def report(self) -> str:
-        return f"{self.beams.width} beams"
+        return f"{self.beams.width} beams; {self.clock.loop:.3f} s, compiling {self.clock.compile:.2f} s"
 
 
 @dataclasses.dataclass
@@ -100,14 +102,15 @@ class Drafting(Method):
     passes: int = 0
     drafted: int = 0
     accepted: int = 0
-    answered: int = 0
+    clock: Clock = dataclasses.field(default_factory=Clock)
 
     def answers(self, prompts: Sequence[Prompt], first: int) -> list[list[Answer]]:
-        found = speculate(self.decoder, self.draft, prompts, self.request, self.tokens, first=first)
+        with self.clock.whole():
+            found = speculate(self.decoder, self.draft, prompts, self.request, self.tokens, first=first)
         self.passes += int(found.passes.sum())
         self.drafted += int(found.drafted.sum())
         self.accepted += int(found.accepted.sum())
-        self.answered += sum(len(completion.tokens) for completion in found.completions)
+        self.clock.tokens += sum(len(completion.tokens) for completion in found.completions)
         groups = by_prompt(found.completions, self.request.samples)
         return [[Answer(completion, {}) for completion in group] for group in groups]
 
@@ -117,7 +120,8 @@ class Drafting(Method):
     def report(self) -> str:
         return (
             f"{self.accepted / max(self.drafted, 1):.1%} of {self.drafted} drafted tokens accepted; "
-            f"{self.passes / max(self.answered, 1):.3f} passes of the target a token"
+            f"{self.passes / max(self.clock.tokens, 1):.3f} passes of the target a token; "
+            f"{self.clock.tokens_per_second:,.1f} tokens/s with prefill, compiling {self.clock.compile:.2f} s"
         )
 
 

@@ -12,9 +12,13 @@ from lm.decode.strategy import GREEDY, Strategy
 
 
 class Full(enum.StrEnum):
-    """What happens to a prompt and answer that would not fit the context: refused, or cut off with a reason."""
+    """What happens to a prompt and answer that would not fit the context: refused, or cut off with a reason.
+
+    With SHORTER an answer is cut off, but a prompt that leaves no room for a single token is refused.
+    """
 
     ERROR = "error"
+    SHORTER = "shorter"
     STOP = "stop"
 
 

@@ -107,12 +107,20 @@ def test_information_is_that_of_whole_windows(compressor):
     assert report.quantised_bits == pytest.approx(report.model_bits, rel=1e-5)
 
 
+KINDS = [
+    {"dtype": Dtype.BFLOAT16}, {"positions": Positions.LEARNED}, {"window": 3, "n_kv_head": 1}, {"context_length": 1},
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "changes",
-    [{"dtype": Dtype.BFLOAT16}, {"positions": Positions.LEARNED}, {"window": 3, "n_kv_head": 1}, {"context_length": 1}],
+    ("changes", "overlap"),
+    [
+        pytest.param(changes, overlap, marks=[] if (kind % 2 == 0) == (overlap is None) else pytest.mark.full)
+        for kind, changes in enumerate(KINDS)
+        for overlap in (1, None)
+    ],
     ids=str,
 )
-@pytest.mark.parametrize("overlap", [1, None])
 def test_every_kind_of_model(changes, overlap):
     config = replace(CONFIG, **changes)
     compressor = Compressor(config, parameters(config), ByteTokenizer())

@@ -112,7 +112,7 @@ def test_a_stop_string_over_the_middle_of_bpe_tokens(tmp_path):
 
 def test_the_edge_of_the_context_is_an_error_or_an_end_and_never_a_clamp():
     prompts = [ids(90), ids(20)]
-    with pytest.raises(UsageError, match=r"row 0 has 90 tokens of context and 40 more .* 96 .* at most 7"):
+    with pytest.raises(UsageError, match=r"prompt 0 fills 90 tokens of context and 40 more .* 96 .* at most 7"):
         answers(prompts)
     cut, other = answers(prompts, full=Full.STOP)
     # 6 places are left, and the last token of an answer needs none.

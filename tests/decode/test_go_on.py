@@ -38,8 +38,7 @@ def in_one(made, context, asked):
     return made.completions(made.advance(made.start(context, asked), asked.max_tokens))
 
 
-@pytest.mark.parametrize("kind", ["model", "window", pytest.param("int8", marks=pytest.mark.slow),
-                                  pytest.param("window-int8", marks=pytest.mark.slow)])  # fmt: skip
+@pytest.mark.parametrize("kind", ["model", "window", pytest.param("int8", marks=pytest.mark.full), "window-int8"])
 def test_two_turns_are_one_long_prompt(kind):
     made = decoder(**KINDS[kind])
     # Sampled at first, so that rows end at different lengths: by an end token, or not at all.

@@ -41,9 +41,9 @@ def test_what_decoding_reports_is_what_scoring_finds(run, capsys):
     decoder = load_decoder(run)
     prompts = ["abc", "hg fed cba abc"]
     # Letters alone, so that the answer is a text; the log-probabilities of the model know nothing of the bias.
-    found = generate(decoder, prompts, max_tokens=30, temperature=0, logit_bias=LETTERS, end_ids=())
-    found += generate(decoder, prompts, max_tokens=30, temperature=1.5, logit_bias=LETTERS, end_ids=(), seed=1)
-    for prompt, answer in zip(2 * prompts, found, strict=True):
+    greedy, _ = generate(decoder, prompts, max_tokens=30, temperature=0, logit_bias=LETTERS, end_ids=())
+    _, sampled = generate(decoder, prompts, max_tokens=30, temperature=1.5, logit_bias=LETTERS, end_ids=(), seed=1)
+    for prompt, answer in zip(prompts, (greedy, sampled), strict=True):
         scored = per_token(run, prompt + answer.text.decode(), capsys)[len(prompt) :][:30]
         assert [row["token"] for row in scored] == answer.tokens.tolist()
         np.testing.assert_allclose(answer.log_probs, [row["log_prob"] for row in scored], atol=1e-4)

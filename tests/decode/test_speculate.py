@@ -28,7 +28,7 @@ IMPOSSIBLE = 1e-12
 
 @pytest.mark.parametrize(
     "changes",
-    [{"window": 4}, *(pytest.param(more, marks=pytest.mark.slow) for more in ({}, {"positions": Positions.LEARNED}))],
+    [{"window": 4}, {"positions": Positions.LEARNED}, pytest.param({}, marks=pytest.mark.full)],
     ids=str,
 )
 def test_greedy_is_the_targets(changes: dict[str, Any]):

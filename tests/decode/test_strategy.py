@@ -1,6 +1,7 @@
 """Each step of a strategy alone and in several orders against NumPy, on logits with ties."""
 
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -159,6 +160,17 @@ def test_a_row_with_one_possible_token_keeps_it(order):
     assert np.array_equal(np.argwhere(kept_BV > -np.inf), np.stack([np.arange(B), left_B], axis=1))
     keys_B = jax.random.split(jax.random.key(0), B)
     assert np.array_equal(np.asarray(draw(kept_BV, keys_B)), left_B)
+
+
+def test_the_vocabulary_is_never_sorted():
+    every = Settings(0.7, 5, 0.9, 0.1, 1.5, 0.5, 0.5, {3: 1.0}).steps(V)
+
+    def token(logits_BV, counts_BV, key_B):
+        return choose.draw(strategy.apply(every, logits_BV, counts_BV), key_B)
+
+    text = str(jax.make_jaxpr(token)(logits(), counts(), jax.random.split(jax.random.key(0), B)))
+    assert "cumsum" in text
+    assert not re.search(r"\b(sort|top_k)\[", text)
 
 
 def test_rows_do_not_see_each_other():

@@ -1,0 +1,5 @@
+"""`python -m experiments.compression`."""
+
+from experiments.compression.run import main
+
+main()
