@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import jsonschema
@@ -16,21 +17,18 @@ pytestmark = pytest.mark.slow  # compilations: about a second or more each
 CONTEXT = 64
 # One prompt and one limit everywhere: what differs in numbers alone is one program.
 ASKED = ("--prompt", "abc ", "--max-tokens", "12", "--ignore-end")
-SCHEMA = {
-    "type": "object",
-    "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 99}, "b": {"type": "boolean"}},
-    "required": ["n", "b"],
-}
+SCHEMA = {"type": "array", "items": {"type": ["integer", "null"], "maximum": 9}, "minItems": 2, "maxItems": 3}
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """A run and a smaller one of the same tokenizer, which can draft for it."""
+    """A run, and what it was at half of its training, which can draft for it."""
     folder = tmp_path_factory.mktemp("runs")
-    config = config_file(folder, corpus(folder), steps=30, checkpoint_every=30)
-    for name, width in (("run", 16), ("draft", 8)):
-        shape = (f"--config.model.context_length={CONTEXT}", f"--config.model.d_ff={width}")
-        assert main(["train", "--config", str(config), "--workdir", str(folder / name), *shape]) == 0
+    config = config_file(folder, corpus(folder), steps=30, checkpoint_every=15, checkpoints_kept=2)
+    shape = f"--config.model.context_length={CONTEXT}"
+    assert main(["train", "--config", str(config), "--workdir", str(folder / "run"), shape]) == 0
+    shutil.copytree(folder / "run", folder / "draft")
+    shutil.rmtree(folder / "draft" / "checkpoints" / "30")
     return folder
 
 
@@ -77,15 +75,15 @@ def test_penalties_and_biases_in_the_order_that_is_saved(lm, tmp_path):
     assert steps == ["LogitBias", "PresencePenalty", "RepetitionPenalty", "Temperature", "TopK", "TopP", "MinP"]
 
 
-def test_beams_are_ranked_and_one_is_greedy(samples, lm, greedy):
+def test_beams_are_ranked_and_say_what_they_are(samples, lm):
     ranked = samples(*ASKED, "--beams", "3", "--best", "3", "--length-alpha", "0.5", "--length-form", "power")
     assert [found["score"] for found in ranked] == sorted((found["score"] for found in ranked), reverse=True)
     for found in ranked:
         assert found["score"] == pytest.approx(sum(found["log_probs"]) / 12**0.5, abs=1e-4)
-    [one] = samples(*ASKED, "--beams", "1")
-    assert one["tokens"] == greedy["tokens"]
-    settings = json.loads(lm("generate", *ASKED, "--beams", "1").err.splitlines()[0].removeprefix("settings: "))
-    assert (settings["beams"]["width"], settings["strategy"], settings["seed"]) == (1, None, None)
+    shown = lm("generate", *ASKED, "--beams", "3", "--best", "3")
+    assert shown.out.count("== prompt 0, sample ") == shown.out.count(": length, score -") == 3
+    settings = json.loads(shown.err.splitlines()[0].removeprefix("settings: "))
+    assert (settings["beams"]["width"], settings["strategy"], settings["seed"]) == (3, None, None)
 
 
 def test_a_draft_changes_no_greedy_answer_and_its_work_is_told(runs, lm, greedy):
@@ -105,11 +103,9 @@ def test_the_best_of_several_is_the_likeliest_of_them(samples):
 def test_answers_match_the_expression_or_the_schema_to_the_last_token(samples, tmp_path):
     (tmp_path / "schema.json").write_text(json.dumps(SCHEMA))
     for temperature in ("0", "1.5"):
-        [found] = samples("--prompt", "abc ", "--regex", "[a-c]{3}(-[0-9]+)?", "--max-tokens", "12",
-                          "--temperature", temperature)  # fmt: skip
+        [found] = samples(*ASKED, "--temperature", temperature, "--regex", "[a-c]{3}(-[0-9]+)?")
         assert re.fullmatch("[a-c]{3}(-[0-9]+)?", found["text"])
-        [found] = samples("--prompt", "abc ", "--schema", tmp_path / "schema.json", "--max-tokens", "32",
-                          "--temperature", temperature)  # fmt: skip
+        [found] = samples(*ASKED, "--temperature", temperature, "--schema", tmp_path / "schema.json")
         jsonschema.validate(json.loads(found["text"]), SCHEMA)
         assert found["finish"] == "end"
 
@@ -135,12 +131,11 @@ def test_the_end_of_the_context(lm, samples):
     told = lm("generate", "--prompt", "a", "--prompt", long, "--max-tokens", "20", "--json", code=2)
     assert "prompt 1 fills 51 tokens of context and 20 more are asked for" in told.err
     assert f"at most {room}" in told.err
-    for asked in ((), ("--max-tokens", "20", "--full", "stop")):
-        [found] = samples("--prompt", long, "--ignore-end", *asked)
-        assert (found["finish"], len(found["tokens"])) == ("context", room)
+    [found] = samples("--prompt", long, "--ignore-end")
+    assert (found["finish"], len(found["tokens"])) == ("context", room)
     assert "none can follow" in lm("generate", "--prompt", too_long, code=2).err
     assert "none can follow" in lm("generate", "--prompt", too_long, "--max-tokens", "20", code=2).err
-    [found] = samples("--prompt", too_long, "--max-tokens", "20", "--full", "stop")
+    [found] = samples("--prompt", too_long, "--full", "stop")
     assert (found["finish"], found["text"], found["tokens"]) == ("context", "", [])
 
 
