@@ -17,11 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from lm.base.errors import RunError, UsageError
+from lm.decode.compiled import compiled
 from lm.decode.generate import Completion, Decoder, Prefilled, Prompt, Request, repeated
 from lm.decode.loop import Finish, Limits, extend, out_of_tokens
 from lm.decode.slots import bucket
 from lm.decode.strategy import GREEDY
-from lm.model.cache import Cache, apart, take_rows, together
+from lm.model.cache import Cache, take_rows
 from lm.model.transformer import Transformer
 
 
@@ -143,8 +144,8 @@ def beam_search(
     )
     read = repeated(read, np.repeat(np.arange(len(ids)), beams.width))
     search = _begin(read, rules, room=room, width=beams.width, best=beams.best)
-    search = _advance(decoder.model, decoder.params, search, rules)
-    return _answers(decoder, search)
+    program = compiled(_advance, several=search.total_BW.size > 1, static=("model",), donated="search")
+    return _answers(decoder, program(decoder.model, decoder.params, search, rules))
 
 
 @partial(jax.jit, static_argnames=("room", "width", "best"))
@@ -171,7 +172,6 @@ def _begin(read: Prefilled, rules: Rules, *, room: int, width: int, best: int) -
     return _choose(search, read.logits_BV, rules)
 
 
-@partial(jax.jit, static_argnames=("model",), donate_argnames=("search",))
 def _advance(model: Transformer, params: Any, search: Search, rules: Rules) -> Search:
     def one_token(search: Search) -> Search:
         B, W = search.total_BW.shape
@@ -180,21 +180,7 @@ def _advance(model: Transformer, params: Any, search: Search, rules: Rules) -> S
         logits_NTV, cache = extend(model, params, last_BW1.reshape(B * W, 1), running_N, search.cache)
         return _choose(search._replace(cache=cache), logits_NTV[:, 0], rules)
 
-    if model.unstacked:
-        search = search._replace(cache=apart(search.cache))
-    search = jax.lax.while_loop(lambda search: ~jnp.all(search.done_B), one_token, search)
-    return search._replace(cache=together(search.cache))
-
-
-def _reordered(cache: Cache, row_N: jax.Array) -> Cache:
-    """`take_rows` of a cache that may be `apart`."""
-    if not isinstance(cache.k_LBKSC, tuple):
-        return take_rows(cache, row_N)
-    layers: dict[str, Any] = {
-        name: tuple(x_NSC.reshape(len(row_N), -1)[row_N].reshape(x_NSC.shape) for x_NSC in getattr(cache, name))
-        for name in ("k_LBKSC", "v_LBKSC")
-    }
-    return cache._replace(**layers, position_BS=cache.position_BS[row_N], length_B=cache.length_B[row_N])
+    return jax.lax.while_loop(lambda search: ~jnp.all(search.done_B), one_token, search)
 
 
 def _choose(search: Search, logits_NV: jax.Array, rules: Rules) -> Search:
@@ -239,7 +225,7 @@ def _choose(search: Search, logits_NV: jax.Array, rules: Rules) -> Search:
     bound_B = total_BW[:, 0] / jnp.maximum(penalty_N[step + 1], penalty_N[limits.tokens_B])
     settled_B = rules.early_stop & (score_BK[:, -1] >= bound_B)
     return Search(
-        cache=_reordered(search.cache, (row_B1 + jnp.take_along_axis(parent_BC, live_BW, axis=1)).reshape(B * W)),
+        cache=take_rows(search.cache, (row_B1 + jnp.take_along_axis(parent_BC, live_BW, axis=1)).reshape(B * W)),
         step=step,
         live=longer(live_BW),
         total_BW=total_BW,
