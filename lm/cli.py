@@ -86,7 +86,7 @@ def _tokenize(parser: argparse.ArgumentParser) -> Runner:
 def _train(parser: argparse.ArgumentParser) -> Runner:
     """Trains one run in a folder, or continues what is there: the same command after an interruption."""
     parser.add_argument("--config", required=True, metavar="FILE[:ARG]", help="a file with get_config(arg), or a .json")
-    parser.add_argument("--workdir", required=True, type=Path, metavar="DIR", help="the run folder")
+    parser.add_argument("--workdir", required=True, metavar="DIR", help="the run folder, or gs://bucket/run")
     parser.add_argument("--init-from", metavar="RUN", help="start from the parameters of another run folder")
     parser.add_argument("--cache", type=Path, metavar="DIR", help="where raw text is tokenised to (default DIR/data)")
     parser.add_argument("--profile", type=_steps, metavar="A:B", help="trace steps A to B into DIR/profile")
@@ -399,7 +399,7 @@ def _positive(text: str) -> int:
 
 def _eval(parser: argparse.ArgumentParser) -> Runner:
     """Scores a text under a run's newest checkpoint: nats/token, perplexity, bits/token and bits/byte."""
-    parser.add_argument("--checkpoint", required=True, type=Path, metavar="RUN", help="a run folder")
+    parser.add_argument("--checkpoint", required=True, metavar="RUN", help="a run folder")
     parser.add_argument("--text", required=True, metavar="TEXT", help="text file, folder or quoted glob")
     parser.add_argument("--window", type=int, metavar="T", help="tokens of context (default: the model's)")
     parser.add_argument("--stride", type=int, metavar="S", help="tokens scored by each further window (default: T)")
@@ -428,7 +428,7 @@ def _eval(parser: argparse.ArgumentParser) -> Runner:
 
 def _generate(parser: argparse.ArgumentParser) -> Runner:
     """Answers prompts under a run's newest checkpoint: one streams to the terminal, many go to a file."""
-    parser.add_argument("--checkpoint", required=True, type=Path, metavar="RUN", help="a run folder")
+    parser.add_argument("--checkpoint", required=True, metavar="RUN", help="a run folder")
     asked = parser.add_mutually_exclusive_group(required=True)
     asked.add_argument("--prompt", metavar="TEXT", action="append", help="a prompt (may be given again)")
     asked.add_argument("--prompts", metavar="FILE", type=Path, help='a prompt a line, or .jsonl with "prompt"')
@@ -493,7 +493,7 @@ def _generate(parser: argparse.ArgumentParser) -> Runner:
 def _compress(parser: argparse.ArgumentParser) -> Runner:
     """Compresses a file with a run's newest checkpoint and an arithmetic coder, without loss."""
     parser.add_argument("file", type=Path, metavar="FILE", help="any file")
-    parser.add_argument("--checkpoint", required=True, type=Path, metavar="RUN", help="a run folder")
+    parser.add_argument("--checkpoint", required=True, metavar="RUN", help="a run folder")
     parser.add_argument("--out", type=Path, metavar="F", help="file to write (default FILE.lmz)")
     parser.add_argument("--blocks", type=int, metavar="B", help="coded side by side (default: by length, 64 at most)")
     parser.add_argument("--overlap", type=int, metavar="T", help="tokens read again where the context is full (half)")
@@ -511,7 +511,7 @@ def _compress(parser: argparse.ArgumentParser) -> Runner:
 def _decompress(parser: argparse.ArgumentParser) -> Runner:
     """Decompresses a file of `lm compress` with the same checkpoint on the same kind of machine."""
     parser.add_argument("file", type=Path, metavar="FILE", help="a file that `lm compress` wrote")
-    parser.add_argument("--checkpoint", required=True, type=Path, metavar="RUN", help="a run folder")
+    parser.add_argument("--checkpoint", required=True, metavar="RUN", help="a run folder")
     parser.add_argument("--out", type=Path, metavar="F", help="file to write (default: FILE without .lmz)")
     parser.add_argument("--force", action="store_true", help="try although model, tokenizer or machine differ")
 

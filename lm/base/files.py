@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from etils import epath
+
 from lm.base.errors import RunError, UsageError
 
 
@@ -71,20 +73,28 @@ def disk_full(path: Path | str) -> RunError:
     )
 
 
-def write_text(path: Path | str, text: str) -> None:
-    """Writes `text` to `path`, whole or not at all."""
-    with atomic(path) as file:
+def is_remote(path: os.PathLike[str] | str) -> bool:
+    """Whether `path` is the URL of an object store, such as gs://bucket/run."""
+    return "://" in str(path)
+
+
+def write_text(path: os.PathLike[str] | str, text: str) -> None:
+    """Writes `text` to `path`, whole or not at all; on an object store that is a single put."""
+    if is_remote(path):
+        epath.Path(path).write_text(text)
+        return
+    with atomic(Path(path)) as file:
         file.write(text)
 
 
-def write_json(path: Path | str, value: Any) -> None:
+def write_json(path: os.PathLike[str] | str, value: Any) -> None:
     """Writes `value` as indented JSON, whole or not at all. NaN is refused: JSON has none."""
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
-def sha256_file(path: Path | str) -> str:
+def sha256_file(path: os.PathLike[str] | str) -> str:
     """The SHA-256 of a file's bytes, in hex."""
-    with open(path, "rb") as file:
+    with epath.Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

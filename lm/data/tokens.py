@@ -10,6 +10,7 @@ import functools
 import hashlib
 import json
 import struct
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ class TokenFile:
     tokenizer: str  # fingerprint
     vocab_size: int
     eos_id: int
+    crc32: int | None = None  # of the ids as they lie on disk; files of an earlier version have none
 
     @staticmethod
     def open(path: Path | str) -> "TokenFile":
@@ -67,6 +69,8 @@ class TokenFile:
         if size != file.tokens * file.dtype.itemsize:
             raise RunError(f"{size} bytes where the sidecar says {file.tokens * file.dtype.itemsize}", where=str(path),
                            do=_DELETE)  # fmt: skip
+        if file.crc32 not in (None, zlib.crc32(file.array().data)):
+            raise RunError("damaged: its CRC-32 is not the sidecar's", where=str(path), do=_DELETE)
         if file.tokens and int(file.array().max()) >= file.vocab_size:
             raise RunError(f"damaged: it holds {file.array().max()}, which is none of the {file.vocab_size} entries",
                            where=str(path), do=_DELETE)  # fmt: skip
@@ -96,7 +100,7 @@ class TokenWriter(contextlib.AbstractContextManager["TokenWriter"]):
     def __init__(self, path: Path, tokenizer: Tokenizer):
         self.path, self.tokenizer = path, tokenizer
         self.dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= _WIDEST_UINT16 else np.uint32)
-        self.tokens = self.bytes = 0
+        self.tokens = self.bytes = self._crc32 = 0
         self._starts: list[int] = []
         self._digests: list[str] = []
         self._text = hashlib.sha256()
@@ -108,7 +112,6 @@ class TokenWriter(contextlib.AbstractContextManager["TokenWriter"]):
 
     def append(self, texts: Sequence[str], ids: Sequence[np.ndarray]) -> None:
         """Adds documents and their ids, each behind an eos."""
-        eos = np.array([self.tokenizer.eos_id], self.dtype)
         for text, document in zip(texts, ids, strict=True):
             content = text.encode()
             self._text.update(struct.pack("<Q", len(content)))
@@ -117,12 +120,12 @@ class TokenWriter(contextlib.AbstractContextManager["TokenWriter"]):
             self._digests.append(digest(content))
             self.tokens += 1 + len(document)
             self.bytes += len(content)
-            self._file.write(eos.tobytes())
-            self._file.write(document.astype(self.dtype).tobytes())
+            self._write([self.tokenizer.eos_id])
+            self._write(document)
 
     def __exit__(self, *error: Any) -> None:
         if error[0] is None:
-            self._file.write(np.array([self.tokenizer.eos_id], self.dtype).tobytes())
+            self._write([self.tokenizer.eos_id])
             self.tokens += 1
         self._stack.__exit__(*error)
         if error[0] is not None:
@@ -135,11 +138,17 @@ class TokenWriter(contextlib.AbstractContextManager["TokenWriter"]):
             "tokenizer": self.tokenizer.fingerprint,
             "vocab_size": self.tokenizer.vocab_size,
             "eos_id": self.tokenizer.eos_id,
+            "crc32": self._crc32,
             "document_starts": self._starts,
             "document_digests": self._digests,
         }
         # One line: an indented list would give each of a million documents a line of its own.
         files.write_text(self.path.with_suffix(".json"), json.dumps(sidecar) + "\n")
+
+    def _write(self, ids: np.ndarray | list[int]) -> None:
+        content = np.asarray(ids, self.dtype).tobytes()
+        self._crc32 = zlib.crc32(content, self._crc32)
+        self._file.write(content)
 
     @property
     def documents(self) -> int:

@@ -2,7 +2,7 @@
 
 A checkpoint is the folder `<path>/<step>/` with two Orbax items: `state` (the train state, a tree of arrays) and
 `meta` (JSON: whatever the caller needs in order to continue), and the seal of `lm.run.integrity`. It is written under
-a temporary name and renamed when complete; the oldest is removed only after that.
+a temporary name and renamed when complete; one that is not kept is removed only after that.
 """
 
 import contextlib
@@ -10,7 +10,6 @@ import copy
 import dataclasses
 import errno
 import logging
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -18,10 +17,12 @@ from typing import Any, Generic, TypeVar
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from etils import epath
 from jax.experimental import multihost_utils
+from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, EveryNSteps, LatestN, PreservationPolicy
 
 from lm.base.errors import LmError, RunError, UsageError
-from lm.base.files import disk_full
+from lm.base.files import disk_full, is_remote
 from lm.run import integrity
 
 Tree = TypeVar("Tree")
@@ -47,12 +48,15 @@ class Checkpoints:
     Args:
       path: the folder; made when absent. What an interrupted save left in it is removed.
       keep: how many of the newest are kept.
+      keep_every: those at multiples of so many steps are kept too; 0: none.
     """
 
-    def __init__(self, path: Path | str, keep: int):
-        self.path = Path(path).resolve()
-        self._keep = keep
-        self._manager = _manager(self.path, max_to_keep=keep, cleanup_tmp_directories=True)
+    def __init__(self, path: Path | epath.Path | str, keep: int, keep_every: int = 0):
+        self.path = _absolute(path)
+        self._kept: list[PreservationPolicy] = [LatestN(keep)]
+        if keep_every:
+            self._kept.append(EveryNSteps(keep_every))
+        self._manager = self._open()
 
     def save(self, step: int, state: Any, meta: Mapping[str, Any]) -> None:
         """Begins to save and returns once the arrays are copied: `state` may be donated to the next step at once.
@@ -68,6 +72,12 @@ class Checkpoints:
         with self._told():
             if step not in self._manager.all_steps():
                 self._manager.save(step, args=items, force=True)
+
+    def check(self) -> None:
+        """Raises as `save` if a save that has been going on meanwhile has failed; waits for nothing."""
+        # Orbax' own check_for_errors no longer knows of an error that has ended its last thread.
+        if not self._manager.is_saving_in_progress():
+            self.wait()
 
     def wait(self) -> None:
         """Returns when everything saved is on the disk. Raises as `save`."""
@@ -111,10 +121,14 @@ class Checkpoints:
         if jax.process_index() == 0:
             for step in steps:
                 aside = self.path / f"{step}.corrupt"
-                shutil.rmtree(aside, ignore_errors=True)
+                aside.rmtree(missing_ok=True)
                 (self.path / str(step)).rename(aside)
         multihost_utils.sync_global_devices("checkpoints set aside")
-        self._manager = _manager(self.path, max_to_keep=self._keep, cleanup_tmp_directories=True)
+        self._manager = self._open()
+
+    def _open(self) -> ocp.CheckpointManager:
+        kept = AnyPreservationPolicy(self._kept)
+        return _manager(self.path, preservation_policy=kept, cleanup_tmp_directories=True)
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
@@ -127,12 +141,12 @@ class Checkpoints:
             raise RunError(f"a checkpoint could not be saved: {_one_line(error)}", where=str(self.path)) from error
 
 
-def latest_step(path: Path | str) -> int | None:
+def latest_step(path: Path | epath.Path | str) -> int | None:
     """The newest step that a checkpoint in `path` was completed at, whole or not by now; None without any."""
-    return max(_steps(Path(path)), default=None)
+    return max(_steps(epath.Path(path)), default=None)
 
 
-def load_params(path: Path | str, abstract_params: Tree) -> tuple[int, Tree]:
+def load_params(path: Path | epath.Path | str, abstract_params: Tree) -> tuple[int, Tree]:
     """The step of the newest whole checkpoint in `path` and its tree under `params`; the rest of it is not read.
 
     A newer checkpoint that is not whole is named in a logged warning; nothing is renamed or written.
@@ -145,7 +159,7 @@ def load_params(path: Path | str, abstract_params: Tree) -> tuple[int, Tree]:
       UsageError: there are no checkpoints.
       RunError: none is whole, or the parameters have other leaves, shapes or types than `abstract_params`.
     """
-    path = Path(path).resolve()
+    path = _absolute(path)
     steps = _steps(path)
     if not steps:
         raise UsageError("there is no checkpoint", where=str(path), do="Name a run that has saved one.")
@@ -164,7 +178,10 @@ class _Found:
 
 
 def _newest_whole(
-    manager: ocp.CheckpointManager, path: Path, steps: Iterable[int], accept: Callable[[dict[str, Any]], None] | None
+    manager: ocp.CheckpointManager,
+    path: epath.Path,
+    steps: Iterable[int],
+    accept: Callable[[dict[str, Any]], None] | None,
 ) -> _Found:
     skipped: dict[int, str] = {}
     for step in sorted(steps, reverse=True):
@@ -206,7 +223,7 @@ def _refusal(accept: Callable[[dict[str, Any]], None], meta: dict[str, Any]) -> 
     return None
 
 
-def _read(manager: ocp.CheckpointManager, path: Path, step: int, abstract: Any, *, partial: bool = False) -> Any:
+def _read(manager: ocp.CheckpointManager, path: epath.Path, step: int, abstract: Any, *, partial: bool = False) -> Any:
     """Restores the leaves of `abstract`, which must all be there as they are: Orbax would cast a type silently."""
     recorded = _leaves(manager.item_metadata(step)["state"].tree)
     asked = _leaves(abstract)
@@ -237,15 +254,20 @@ def _leaves(tree: Any) -> dict[str, str]:
     }
 
 
-def _manager(path: Path, **options: Any) -> ocp.CheckpointManager:
+def _absolute(path: Path | epath.Path | str) -> epath.Path:
+    return epath.Path(path) if is_remote(path) else epath.Path(Path(path).resolve())
+
+
+def _manager(path: epath.Path, **options: Any) -> ocp.CheckpointManager:
+    sealed = integrity.SealedObjects if is_remote(path) else integrity.SealedPath
     return ocp.CheckpointManager(
         path,
         item_handlers={"state": ocp.PyTreeCheckpointHandler(), "meta": ocp.JsonCheckpointHandler()},
-        options=ocp.CheckpointManagerOptions(temporary_path_class=integrity.SealedPath, **options),
+        options=ocp.CheckpointManagerOptions(temporary_path_class=sealed, **options),
     )
 
 
-def _steps(path: Path) -> list[int]:
+def _steps(path: epath.Path) -> list[int]:
     return [int(child.name) for child in path.iterdir() if child.name.isdigit()] if path.is_dir() else []
 
 

@@ -7,11 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from etils import epath
+
 from lm.base.config import differences, to_dict
 from lm.base.errors import UsageError
 from lm.base.files import write_json
+from lm.run import remote
 
-MAY_CHANGE = ("checkpoint_every", "checkpoints_kept", "mesh")
+MAY_CHANGE = ("checkpoint_every", "checkpoints_kept", "checkpoints_kept_every", "mesh")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,9 +44,9 @@ class RunFolder:
         return self.path / "result.json"
 
     @property
-    def checkpoints(self) -> Path:
-        """Orbax checkpoints, a folder a step."""
-        return self.path / "checkpoints"
+    def checkpoints(self) -> epath.Path:
+        """Orbax checkpoints, a folder a step; on the object store that the folder stands for, if it does for one."""
+        return epath.Path(remote.address(self.path) or self.path) / "checkpoints"
 
     @property
     def data(self) -> Path:

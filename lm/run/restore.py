@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from lm.base.config import build
 from lm.base.errors import UsageError
+from lm.base.files import is_remote
 from lm.data.config import DataConfig
 from lm.data.tokenizer import Tokenizer, load_tokenizer
 from lm.model.config import ModelConfig
@@ -17,6 +18,7 @@ from lm.parallel.mesh import MeshConfig, make_mesh
 from lm.parallel.rules import placed
 from lm.run.checkpoint import load_params
 from lm.run.folder import RunFolder
+from lm.run.remote import mirrored
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,12 +32,15 @@ class LoadedModel:
 
 
 def load_model(path: Path | str) -> LoadedModel:
-    """Loads the newest checkpoint of a run folder onto this machine's devices, replicated over its own mesh.
+    """Loads the newest checkpoint of a run folder, local or gs://, onto this machine's devices, each the whole.
 
     Raises:
       UsageError: not a run folder, no checkpoint yet, or the tokenizer's file has changed since.
       RunError: no usable checkpoint.
     """
+    if is_remote(path):
+        with mirrored(str(path), read_only=True) as local:
+            return load_model(local)
     folder = RunFolder(Path(path))
     recorded = folder.read_config()
     model = build(ModelConfig, recorded["config"].get("model", {}), "config.model")

@@ -52,7 +52,14 @@ COLUMNS: tuple[Column, ...] = (
         tokens_unique="distinct training tokens among them",
         tokens_per_step="in one optimizer step",
     ),
-    *_columns("", steps="optimizer steps", peak_lr="peak learning rate", warmup_steps="steps of linear warm-up"),
+    *_columns(
+        "",
+        steps="optimizer steps",
+        accumulate="microbatches a step as run: more than configured where device memory ran out",
+        skipped="steps whose update was left out (on_nan, on_spike)",
+        peak_lr="peak learning rate",
+        warmup_steps="steps of linear warm-up",
+    ),
     *_columns(
         "FLOP",
         flops_6nd="6 * params_total * tokens (Hoffmann's C = 6ND, embeddings in N)",

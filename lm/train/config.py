@@ -16,6 +16,21 @@ class Schedule(enum.StrEnum):
     WSD = "wsd"
 
 
+class OnNan(enum.StrEnum):
+    """What a loss or gradient norm that is not finite does: end the run, or leave that update out."""
+
+    STOP = "stop"
+    SKIP = "skip"
+
+
+class OnSpike(enum.StrEnum):
+    """What a loss or gradient norm far above the run's own does: nothing, end the run, or leave that update out."""
+
+    IGNORE = "ignore"
+    STOP = "stop"
+    SKIP = "skip"
+
+
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
     """AdamW with decoupled weight decay on matrices only, and global-norm clipping.
@@ -66,7 +81,13 @@ class RunConfig:
     eval_every: int = 0  # steps between evaluations; 0: only after the last step
     eval_tokens: int = 65_536  # tokens scored of each validation set, rounded down to whole windows
     checkpoint_every: int = 500
-    checkpoints_kept: int = 2
+    checkpoints_kept: int = 2  # the newest ones
+    checkpoints_kept_every: int = 0  # and those at multiples of so many steps, for good; 0: none
+    on_nan: OnNan = OnNan.STOP
+    on_spike: OnSpike = OnSpike.IGNORE
+    spike_deviations: float = 6.0  # a spike lies so many running standard deviations above the running mean
+    spike_window: int = 128  # steps that the running mean and deviation forget over
+    skips_in_row: int = 10  # more updates left out one after the other end the run
     init_from: str | None = None  # run folder whose final parameters this run starts from
 
     def __post_init__(self) -> None:
@@ -78,16 +99,29 @@ class RunConfig:
             "eval_tokens",
             "checkpoint_every",
             "checkpoints_kept",
+            "spike_window",
+            "skips_in_row",
         ):
             _at_least(self, name, 1, "config")
-        for name in ("z_loss", "eval_every", "seed"):
+        for name in ("z_loss", "eval_every", "seed", "checkpoints_kept_every", "spike_deviations"):
             _at_least(self, name, 0, "config")
+        if self.checkpoints_kept_every % self.checkpoint_every:
+            raise UsageError(
+                f"checkpoints_kept_every {self.checkpoints_kept_every} is no multiple of checkpoint_every "
+                f"{self.checkpoint_every}: none is saved there",
+                where="config",
+            )
         if self.seed >= 2**32:
             raise UsageError(f"seed is {self.seed}; it must be below 2**32", where="config")
         if self.batch_size % self.accumulate:
             raise UsageError(
                 f"accumulate {self.accumulate} does not divide batch_size {self.batch_size}", where="config"
             )
+
+    @property
+    def guarded(self) -> bool:
+        """Whether the step judges its own loss and gradient norm: nothing of that is computed otherwise."""
+        return self.on_nan is OnNan.SKIP or self.on_spike is not OnSpike.IGNORE
 
     @property
     def tokens_per_step(self) -> int:

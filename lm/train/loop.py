@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import signal
 import threading
@@ -13,10 +14,12 @@ from typing import Any
 import numpy as np
 
 from lm.base.config import to_dict
+from lm.base.files import is_remote
 from lm.base.progress import ConsoleHandler, bar
 from lm.data.batches import Batches
 from lm.data.corpus import prepare
 from lm.data.tokenizer import load_tokenizer
+from lm.model.score import Score
 from lm.parallel.mesh import make_mesh
 from lm.parallel.processes import Stopped, Team, Vote
 from lm.parallel.rules import put_batch, row_block
@@ -24,15 +27,17 @@ from lm.run.checkpoint import Checkpoints
 from lm.run.folder import RunFolder, check_run, log_to, open_run
 from lm.run.lock import locked
 from lm.run.record import MetricsLog, NoLog, RowLog, read_result, write_result
+from lm.run.remote import mirrored, publish
 from lm.run.writers import TensorBoardWriter, WandbWriter, Writer, import_wandb
 from lm.train.config import RunConfig
 from lm.train.fit import check_mesh, check_vocabulary
 from lm.train.identity import identity_of
+from lm.train.memory import FittingStep, memory_told, microbatch_counts
 from lm.train.optimizer import learning_rate
 from lm.train.profile import Profile, check_span
 from lm.train.recorder import Recorder
 from lm.train.result import Labels, result_row
-from lm.train.start import read_source, start
+from lm.train.start import Source, Start, read_source, start
 from lm.train.step import make_train_step
 from lm.train.validation import Validation
 
@@ -53,7 +58,7 @@ def train(
 
     Args:
       config: the whole run.
-      workdir: the run folder.
+      workdir: the run folder; gs://bucket/run is one on an object store, which nothing can lock (`lm.run.remote`).
       cache: where raw text is tokenised to; default `<workdir>/data`.
       labels: what the run table says of the run's place in a ladder.
       profile: first and last step (counted from 1) of a trace written to `<workdir>/profile`.
@@ -63,11 +68,14 @@ def train(
 
     Raises:
       UsageError: the configuration does not fit the data, the devices or what the folder holds.
-      RunError: NaN, a full disk, another process in the folder, no usable checkpoint.
+      RunError: NaN, a spike, a full disk, too little device memory, another process in the folder, no usable
+        checkpoint.
       KeyboardInterrupt: stopped by SIGINT or SIGTERM to any process, after a checkpoint.
     """
-    workdir, begun = Path(workdir), time.monotonic()
+    begun = time.monotonic()
     with contextlib.ExitStack() as stack:
+        stack.enter_context(memory_told())
+        workdir = stack.enter_context(mirrored(str(workdir))) if is_remote(workdir) else Path(workdir)
         # Devices and data, and a folder that agrees with both; what can be refused is refused before any writing.
         check_run(workdir, config)
         check_span(profile, config.steps)
@@ -101,10 +109,15 @@ def train(
             return finished
         metrics = stack.enter_context(MetricsLog(folder.metrics) if team.first else NoLog(folder.metrics))
         timing = stack.enter_context(RowLog(folder.timing) if team.first else NoLog(folder.timing))
-        checkpoints = stack.enter_context(contextlib.closing(Checkpoints(folder.checkpoints, config.checkpoints_kept)))
+        checkpoints = Checkpoints(folder.checkpoints, config.checkpoints_kept, config.checkpoints_kept_every)
+        stack.enter_context(contextlib.closing(checkpoints))
 
         # Start: resume, fine-tune, initialise from, or fresh.
-        begin = start(config, mesh, folder, checkpoints, metrics, batches.fingerprint, source, corpus.fingerprint)
+        def begun_with(source: Source | None) -> Start:
+            return start(config, mesh, folder, checkpoints, metrics, batches.fingerprint, source, corpus.fingerprint)
+
+        begin = begun_with(source)
+        metrics.rewind(begin.rows)
         for line in begin.skipped:
             logger.warning(line)
         logger.info(begin.how)
@@ -119,45 +132,58 @@ def train(
             writers.append(stack.enter_context(contextlib.closing(watched)))
         recorder = Recorder(config, metrics, timing, writers, begin.step, begin.interval)
 
-        def evaluate(step: int, params) -> dict[str, Any]:
-            scores = validation(params)
+        stopped = stack.enter_context(_stop_signals())
+
+        def evaluate(step: int, params) -> dict[str, Score]:
+            scores = validation(params, functools.partial(_stop_if, stopped, team))
             for name, score in scores.items():
                 recorder.evaluation(step, name, score)
             return scores
 
-        # Steps.
+        # Steps. A checkpoint is of before its step's evaluation, with which a resumed run therefore begins.
         state = begin.state
-        train_step = make_train_step(config, mesh)
-        stopped = stack.enter_context(_stop_signals())
+        train_step = FittingStep(
+            lambda accumulate: make_train_step(dataclasses.replace(config, accumulate=accumulate), mesh),
+            microbatch_counts(config, begin.accumulate, mesh),
+            lambda: begun_with(read_source(config, mesh, folder, tokenizer.fingerprint)).state,
+        )
         progress = stack.enter_context(bar(workdir.name, config.steps, shown=team.first))
         stack.enter_context(team.telling())
         any_stopped = Vote(team, mesh)
         rows = batches.iterate(begin.step)
+        if _evaluates(config, begin.step):
+            evaluate(begin.step, state["params"])
         for step in range(begin.step + 1, config.steps + 1):
             lr = np.float32(learning_rate(config.optimizer, config.steps, step - 1))
             batch = put_batch(next(rows), mesh, config.mesh.rules)
             if step == begin.step + 1:
                 team.compiled(train_step, state, batch, lr)
             state, device_metrics = trace(step, train_step, state, batch, lr)
+            checkpoints.check()
             recorder.dispatched(step, device_metrics)
             stop = any_stopped(bool(stopped))
             progress.update(step, recorder.numbers)
-            if config.eval_every and step % config.eval_every == 0 and step < config.steps:
-                recorder.drain()
-                evaluate(step, state["params"])
-            if step % config.checkpoint_every == 0 or step == config.steps or stop:
-                recorder.drain()
-                checkpoints.save(
-                    step,
-                    state,
-                    {
-                        "pipeline": batches.fingerprint,
-                        "metrics": dataclasses.asdict(metrics.position()),
-                        "interval": recorder.interval,
-                        "wall_seconds": begin.wall_seconds + time.monotonic() - begun,
-                    },
-                )
+            saves = step % config.checkpoint_every == 0 or step == config.steps
+            if not (saves or _evaluates(config, step) or stop):
+                continue
+            recorder.drain()
+            meta = {
+                "pipeline": batches.fingerprint,
+                "metrics": dataclasses.asdict(metrics.position()),
+                "interval": recorder.interval,
+                "wall_seconds": begin.wall_seconds + time.monotonic() - begun,
+                "accumulate": train_step.accumulate,
+            }
+            if saves:
+                publish(workdir)  # a checkpoint needs the rows before it
+                checkpoints.save(step, state, meta)
+            if _evaluates(config, step):
+                with contextlib.suppress(Stopped):
+                    evaluate(step, state["params"])
+                stop = any_stopped(bool(stopped)) or stop
             if stop:
+                publish(workdir)
+                checkpoints.save(step, state, meta)
                 logger.info("stopped after step %d", step)
                 raise Stopped
 
@@ -167,9 +193,22 @@ def train(
         row: dict[str, Any] = {}
         if team.first:
             wall_seconds = begin.wall_seconds + time.monotonic() - begun
-            row = result_row(config, corpus, identity, folder, score, wall_seconds, labels)
+            skipped = int(state["guard"]["skipped"]) if config.guarded else 0
+            accumulate = train_step.accumulate
+            row = result_row(config, corpus, identity, folder, score, wall_seconds, labels, accumulate, skipped)
             write_result(folder, row)
         return team.agreed("the result", row)
+
+
+def _stop_if(stopped: list[int], team: Team) -> None:
+    # Several processes would not stop before the same batch: they finish their evaluation.
+    if stopped and team.count == 1:
+        raise Stopped
+
+
+def _evaluates(config: RunConfig, step: int) -> bool:
+    """Whether an evaluation comes after `step`, with further steps behind it."""
+    return bool(config.eval_every) and 0 < step < config.steps and step % config.eval_every == 0
 
 
 @contextlib.contextmanager

@@ -14,11 +14,13 @@ from lm.model.score import Score
 from lm.model.transformer import expected_first_loss
 from lm.run.record import MetricsLog, RowLog
 from lm.run.writers import Writer
-from lm.train.config import RunConfig
+from lm.train.config import OnSpike, RunConfig
+from lm.train.guard import JUDGED
 from lm.train.optimizer import learning_rate
 
 logger = logging.getLogger("lm.train")
 
+_JUDGEMENTS = ("spike", "skipped_in_row")  # of the step alone: no row is made of them
 FIRST_LOSS_TOLERANCE = 0.25  # nats/token beyond what the customary initial scales give
 
 
@@ -26,7 +28,9 @@ class Recorder:
     """Turns the device metrics of each step into rows of `metrics.jsonl`, `timing.jsonl` and the writers.
 
     Device scalars are kept until a row is due and fetched only after a later step has been dispatched, so that logging
-    never stalls the device. `interval` holds what has been fetched since the last row; a checkpoint keeps it.
+    never stalls the device. A row is the mean over the steps since the last one whose update was made, and, for a
+    guarded run, the number of those whose update was not. `interval` holds what has been fetched since the last row; a
+    checkpoint keeps it.
     """
 
     def __init__(
@@ -58,20 +62,24 @@ class Recorder:
         """Fetches everything pending and writes the rows that are due.
 
         Raises:
-          RunError: a loss or gradient norm is not finite; its row has been written.
+          RunError: a loss or gradient norm is not finite or a spike, and the run does not skip it, or too many
+            updates in a row were skipped; the row has been written.
         """
         for step, device in self._pending:
             values = {name: float(value) for name, value in jax.device_get(device).items()}
-            self.interval.append(values)
-            wrong = {name: value for name, value in values.items() if not math.isfinite(value)}
+            wrong = self._wrong(values)
+            self.interval.append({name: value for name, value in values.items() if name not in _JUDGEMENTS})
             if self._is_due(step) or wrong:
                 self._write(step)
             if wrong:
                 raise RunError(
-                    f"{', '.join(f'{name} is {value}' for name, value in wrong.items())} at step {step}",
+                    f"{wrong} at step {step}",
                     where=str(self._metrics.path),
                     do="Lower peak_lr, raise warmup_steps or set clip_norm; checkpoints hold earlier steps.",
                 )
+            if values.get("skipped"):
+                numbers = ", ".join(f"{name} {values[name]:.4g}" for name in JUDGED)
+                logger.warning("step %d: the update was skipped (%s)", step, numbers)
             if step == 1:
                 self._check_first_loss(values["loss"])
         self._pending.clear()
@@ -90,9 +98,21 @@ class Recorder:
     def _is_due(self, step: int) -> bool:
         return step == 1 or step % self._config.log_every == 0 or step == self._config.steps
 
+    def _wrong(self, values: dict[str, float]) -> str:
+        """Why the run cannot go on after a step with these values; empty when it can."""
+        if values.get("skipped"):
+            in_row = int(values["skipped_in_row"])
+            return f"{in_row} updates in a row were skipped, the last" if in_row > self._config.skips_in_row else ""
+        if values.get("spike") and self._config.on_spike is OnSpike.STOP:
+            return f"a spike ({', '.join(f'{name} is {values[name]:.4g}' for name in JUDGED)})"
+        return ", ".join(f"{name} is {value}" for name, value in values.items() if not math.isfinite(value))
+
     def _write(self, step: int) -> None:
         config = self._config
-        row = {name: statistics.fmean(values[name] for values in self.interval) for name in self.interval[0]}
+        kept = [values for values in self.interval if not values.get("skipped")] or self.interval
+        row = {name: statistics.fmean(values[name] for values in kept) for name in self.interval[0]}
+        if "skipped" in row:
+            row["skipped"] = sum(values["skipped"] for values in self.interval)
         row["lr"] = learning_rate(config.optimizer, config.steps, step - 1)
         self._metrics.append({"kind": "train", "step": step, "tokens": step * config.tokens_per_step, **row})
         self.interval.clear()

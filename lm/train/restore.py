@@ -4,7 +4,9 @@ import dataclasses
 from pathlib import Path
 
 from lm.base.config import build
+from lm.base.files import is_remote
 from lm.run.folder import RunFolder
+from lm.run.remote import mirrored
 from lm.run.restore import LoadedModel, load_model
 from lm.train.config import RunConfig
 
@@ -23,6 +25,9 @@ def load_run(path: Path | str) -> LoadedRun:
       UsageError: not a run folder, no checkpoint yet, or the tokenizer's file has changed since.
       RunError: no usable checkpoint.
     """
+    if is_remote(path):
+        with mirrored(str(path), read_only=True) as local:
+            return load_run(local)
     config = build(RunConfig, RunFolder(Path(path)).read_config()["config"])
     loaded = load_model(path)
     return LoadedRun(loaded.model, loaded.params, loaded.tokenizer, loaded.step, config)

@@ -38,8 +38,15 @@ def result_row(
     score: Score,
     wall_seconds: float,
     labels: Labels,
+    accumulate: int,
+    skipped: int,
 ) -> dict[str, Any]:
-    """The row of the run table (`lm.scaling.table`): every number with the convention that its column states."""
+    """The row of the run table (`lm.scaling.table`): every number with the convention that its column states.
+
+    Args:
+      accumulate: microbatches a step, as run.
+      skipped: updates left out.
+    """
     model, counts, facts = config.model, count_parameters(config.model), environment()
     tokens = config.steps * config.tokens_per_step
     rates = list(_rates(folder.timing))
@@ -68,6 +75,8 @@ def result_row(
         "tokens_unique": min(tokens, _epoch_tokens(config, corpus)),
         "tokens_per_step": config.tokens_per_step,
         "steps": config.steps,
+        "accumulate": accumulate,
+        "skipped": skipped,
         "peak_lr": config.optimizer.peak_lr,
         "warmup_steps": config.optimizer.warmup_steps,
         **{convention.value: step_flops(model, tokens, convention) for convention in Flops},
@@ -89,10 +98,14 @@ def _train_loss(config: RunConfig, folder: RunFolder) -> float:
     logged = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
     rows = [row for row in logged if row["kind"] == "train"]
     begins = [0, *(row["step"] for row in rows[:-1])]
-    steps = [
-        row["step"] - begin if row["step"] > 0.9 * config.steps else 0 for begin, row in zip(begins, rows, strict=True)
-    ]
-    return statistics.fmean([row["loss"] for row in rows], weights=steps)
+    # A row of nothing but skipped steps may hold "nan".
+    weighted = {
+        row["step"]: (float(row["loss"]), row["step"] - begin)
+        for begin, row in zip(begins, rows, strict=True)
+        if row["step"] > 0.9 * config.steps
+    }
+    losses, steps = zip(*weighted.values(), strict=True)
+    return statistics.fmean(losses, weights=steps)
 
 
 def _epoch_tokens(config: RunConfig, corpus: Corpus) -> int:

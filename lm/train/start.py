@@ -7,6 +7,7 @@
 """
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,11 @@ class Start:
     state: State
     step: int
     how: str
-    skipped: list[str]  # newer checkpoints that were passed over, and why
-    interval: list[dict[str, float]]  # metrics of steps since the last row, as in the checkpoint
-    wall_seconds: float  # spent before
+    accumulate: int  # microbatches a step that memory was enough for, or as configured
+    rows: Position | None = None  # what the metrics file held then
+    interval: Sequence[dict[str, float]] = ()  # metrics of steps since the last row, as in the checkpoint
+    wall_seconds: float = 0.0  # spent before
+    skipped: Sequence[str] = ()  # newer checkpoints that were passed over, and why
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +56,7 @@ def start(
     source: Source | None,
     corpus: str,
 ) -> Start:
-    """Finds which of the four starts applies and carries it out; `metrics` is rewound to match.
+    """Finds which of the four starts applies and makes its state; `metrics` is left as it is.
 
     Args:
       source: what `read_source` found.
@@ -66,7 +69,7 @@ def start(
     abstract = abstract_state(config, mesh)
 
     def accept(meta: dict) -> None:
-        missing = {"pipeline", "metrics", "interval", "wall_seconds"}.difference(meta)
+        missing = {"pipeline", "metrics", "interval", "wall_seconds", "accumulate"}.difference(meta)
         if missing:
             raise RunError(f"its meta lacks {', '.join(sorted(missing))}")
         if meta["pipeline"] != pipeline:
@@ -79,16 +82,16 @@ def start(
 
     restored = checkpoints.restore_latest(abstract, accept=accept)
     if restored is not None:
-        metrics.rewind(Position(**restored.meta["metrics"]))
         meta = restored.meta
         how = f"resumed after step {restored.step}"
-        return Start(restored.state, restored.step, how, restored.skipped, meta["interval"], meta["wall_seconds"])
-    metrics.rewind(None)
+        rows = Position(**meta["metrics"])
+        rest = (meta["accumulate"], rows, meta["interval"], meta["wall_seconds"])
+        return Start(restored.state, restored.step, how, *rest, restored.skipped)
     state = fresh_state(config, mesh)
     if source is None:
-        return Start(state, 0, "fresh start", [], [], 0.0)
+        return Start(state, 0, "fresh start", config.accumulate)
     how = "initialised from" if source.corpus == corpus else "fine-tuning on another corpus from"
-    return Start({**state, "params": source.params}, 0, f"{how} {config.init_from}", [], [], 0.0)
+    return Start({**state, "params": source.params}, 0, f"{how} {config.init_from}", config.accumulate)
 
 
 def read_source(config: RunConfig, mesh: Mesh, folder: RunFolder, tokenizer: str) -> Source | None:

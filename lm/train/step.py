@@ -13,10 +13,12 @@ from lm.model.fused import choose
 from lm.model.transformer import Transformer
 from lm.parallel.rules import batch_sharding, flax_rules, placed, replicated, sharded
 from lm.train.config import RunConfig
+from lm.train.guard import chosen, fresh_guard, judge
 from lm.train.loss import loss_sums
 from lm.train.optimizer import make_optimizer
 
-State = dict  # {"params": float32 tree, "opt_state": optax state, "step": int32 []}
+# {"params": float32 tree, "opt_state": optax state, "step": int32 []}; with on_nan or on_spike also "guard".
+State = dict
 
 
 def init_state(config: RunConfig, key) -> State:
@@ -24,7 +26,8 @@ def init_state(config: RunConfig, key) -> State:
     tokens_BT = jnp.zeros((1, config.model.context_length), jnp.int32)
     params = Transformer(config.model).init(key, tokens_BT)["params"]
     optimizer = make_optimizer(config.optimizer)
-    return {"params": params, "opt_state": optimizer.init(params), "step": jnp.zeros((), jnp.int32)}
+    state = {"params": params, "opt_state": optimizer.init(params), "step": jnp.zeros((), jnp.int32)}
+    return {**state, "guard": fresh_guard()} if config.guarded else state
 
 
 def abstract_state(config: RunConfig, mesh: Mesh) -> State:
@@ -44,7 +47,7 @@ def make_train_step(config: RunConfig, mesh: Mesh) -> jax.stages.Wrapped:
 
     `batch` holds int32 "inputs" and "targets" [B, T], float32 "weights" [B, T] and, for masked documents, int32
     "segments" [B, T]. `metrics` are float32 scalars: "loss" (nats/token, weighted mean), "grad_norm" (before
-    clipping), "param_norm" (after the update).
+    clipping), "param_norm" (after the update); a guarded step adds those of `lm.train.guard.judge`.
     """
     optimizer = make_optimizer(config.optimizer)
     attention = choose(config.model, config.model.context_length, mesh, flax_rules(config.mesh.rules))
@@ -62,7 +65,8 @@ def make_train_step(config: RunConfig, mesh: Mesh) -> jax.stages.Wrapped:
             "grad_norm": optax.tree.norm(grads),
             "param_norm": optax.tree.norm(params),
         }
-        return {"params": params, "opt_state": opt_state, "step": state["step"] + 1}, metrics
+        after = {"params": params, "opt_state": opt_state, "step": state["step"] + 1}
+        return _guarded(config, state, after, metrics) if config.guarded else (after, metrics)
 
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(config, mesh))
     return jax.jit(
@@ -71,6 +75,14 @@ def make_train_step(config: RunConfig, mesh: Mesh) -> jax.stages.Wrapped:
         out_shardings=(shardings, replicated(mesh)),
         donate_argnums=0,
     )
+
+
+def _guarded(config: RunConfig, before: State, after: State, metrics: dict) -> tuple[State, dict]:
+    """The step with its guard: parameters and moments stay as they were where the update is left out."""
+    skip, guard, told = judge(config, before["guard"], metrics)
+    learned = chosen(skip, *({name: state[name] for name in ("params", "opt_state")} for state in (before, after)))
+    metrics = {**metrics, "param_norm": optax.tree.norm(learned["params"]), **told}
+    return {**learned, "step": after["step"], "guard": guard}, metrics
 
 
 def loss_gradients(config: RunConfig, attention: Attention = Plain()) -> Callable:

@@ -1,6 +1,7 @@
 """Evaluation during training: a fixed, evenly spaced part of each validation set, scored by the one scorer."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -39,12 +40,21 @@ class Validation:
         token_bytes_V = corpus.tokenizer.token_bytes
         self._sets = {name: self._windows(file, stream_from(file, token_bytes_V)) for name, file in files.items()}
 
-    def __call__(self, params: Any) -> dict[str, Score]:
-        """The score of each set under `params`, the same in every process; windows do not overlap."""
+    def __call__(self, params: Any, before_batch: Callable[[], None] = lambda: None) -> dict[str, Score]:
+        """The score of each set under `params`, the same in every process; windows do not overlap.
+
+        Args:
+          before_batch: called before each batch; what it raises ends the evaluation.
+        """
+
+        def log_probs(*batch: Any) -> Any:
+            before_batch()
+            return self._log_probs(*batch)
+
         window, mask = self._config.model.context_length, self._config.data.segment_mask
         scores = {}
         for name, (stream, starts) in self._sets.items():
-            scored = score_windows(self._log_probs, params, stream, starts, window, self._rows, mask)
+            scored = score_windows(log_probs, params, stream, starts, window, self._rows, mask)
             scores[name] = summarise(scored, stream, window, window)
         return scores
 

@@ -239,7 +239,7 @@ def test_a_folder_with_something_else_is_not_overwritten(poems: str, tmp_path: P
     assert describe(out) == before
 
 
-@pytest.mark.parametrize("damage", ["short", "ids", "gone", "sidecar", "field", "manifest"])
+@pytest.mark.parametrize("damage", ["short", "ids", "bit", "gone", "sidecar", "field", "manifest"])
 def test_damaged_files_are_one_clear_line(poems: str, tmp_path: Path, damage: str) -> None:
     out = tmp_path / "tokens"
     tokenize([poems], out)
@@ -248,6 +248,10 @@ def test_damaged_files_are_one_clear_line(poems: str, tmp_path: Path, damage: st
         ids.write_bytes(ids.read_bytes()[:-3])
     elif damage == "ids":  # of the right size, and none of the vocabulary's
         ids.write_bytes(ids.read_bytes()[:-2] + b"\xff\xff")
+    elif damage == "bit":  # another id of the vocabulary
+        content = bytearray(ids.read_bytes())
+        content[-4] ^= 1
+        ids.write_bytes(content)
     elif damage == "gone":
         ids.unlink()
     elif damage == "sidecar":

@@ -33,6 +33,49 @@ for step in itertools.count(1):
 """
 
 
+TWO_HUNDRED_SAVES = """
+import ctypes, gc, resource, sys
+import jax, jax.numpy as jnp
+from lm.run.checkpoint import Checkpoints
+
+def held():
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
+
+checkpoints = Checkpoints(sys.argv[1], keep=2)
+step_up = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
+state = {"params": {name: jnp.zeros((512, 512)) for name in "abcd"}, "step": jnp.int32(0)}
+for step in range(1, 201):
+    state = step_up(state)
+    checkpoints.save(step, state, {"step": step})
+    if step in (20, 200):
+        checkpoints.wait()
+        print(held(), flush=True)
+checkpoints.close()
+"""
+
+
+EIGHT_DEVICES = """
+import sys
+import jax
+import numpy as np
+from lm.run.checkpoint import Checkpoints, load_params
+
+def over(count):
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:count]), ("data",))
+    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+
+whole = np.arange(64, dtype=np.float32).reshape(16, 4)
+state = {"params": {"w": jax.device_put(whole, over(8))}, "step": np.int32(1)}
+checkpoints = Checkpoints(sys.argv[1], keep=1)
+checkpoints.save(1, state, {})
+checkpoints.close()
+_, params = load_params(sys.argv[1], {"w": jax.ShapeDtypeStruct((16, 4), np.float32, sharding=over(2))})
+print(jax.device_count(), len(params["w"].addressable_shards), np.array_equal(params["w"], whole))
+"""
+
+
 TWO_PROCESSES = """
 import sys
 import jax
@@ -143,6 +186,14 @@ def test_only_the_newest_are_kept(tmp_path):
     checkpoints.close()
     assert sorted(child.name for child in tmp_path.iterdir()) == ["3", "4"]
     assert latest_step(tmp_path) == 4
+
+
+def test_those_at_multiples_are_kept_beside_the_newest(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=1, keep_every=4)
+    for step in range(2, 11, 2):
+        checkpoints.save(step, state_at(step), {})
+    checkpoints.close()
+    assert sorted(int(child.name) for child in tmp_path.iterdir()) == [4, 8, 10]
 
 
 def test_a_state_donated_right_after_saving_is_saved_as_it_was(tmp_path):
@@ -311,6 +362,42 @@ def test_a_full_disk_is_one_line_and_the_older_checkpoint_stays_whole(small_disk
     found = restored(small_disk / "checkpoints")
     assert (found.step, found.skipped) == (1, [])
     assert equal(found.state, state_at(1))
+
+
+# As above.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_save_that_fails_meanwhile_is_told_without_another_save(small_disk):
+    checkpoints = Checkpoints(small_disk / "checkpoints", keep=1)
+    (small_disk / "filler").write_bytes(b"x" * 500_000)
+    checkpoints.check()
+    checkpoints.save(1, state_at(1, width=300), {"step": 1})
+    deadline = time.monotonic() + 60
+    with pytest.raises(RunError, match="no space left"):
+        while time.monotonic() < deadline:
+            checkpoints.check()
+            time.sleep(0.01)
+
+
+@pytest.mark.full
+@pytest.mark.skipif(sys.platform != "linux", reason="what a process holds is read from /proc")
+def test_host_memory_does_not_grow_from_save_20_to_save_200(tmp_path):
+    told = subprocess.run([sys.executable, "-c", TWO_HUNDRED_SAVES, str(tmp_path)], capture_output=True, text=True,
+                          check=True)  # fmt: skip
+    early, late = map(int, told.stdout.split())
+    assert late < 1.01 * early, f"{early:,} bytes after 20 saves, {late:,} after 200"
+
+
+@pytest.mark.slow
+def test_parameters_of_eight_devices_are_read_by_two_and_by_one(tmp_path):
+    """The process of eight saves over eight and reads over two of them; this one has one device."""
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    told = subprocess.run([sys.executable, "-c", EIGHT_DEVICES, str(tmp_path)], env=environment, capture_output=True,
+                          text=True, check=False)  # fmt: skip
+    assert told.returncode == 0, told.stderr[-2000:]
+    assert told.stdout.split() == ["8", "2", "True"]
+    step, params = load_params(tmp_path, {"w": leaf((16, 4), jnp.float32)})
+    assert (step, len(params["w"].sharding.device_set)) == (1, 1)
+    np.testing.assert_array_equal(params["w"], np.arange(64, dtype=np.float32).reshape(16, 4))
 
 
 @pytest.mark.slow

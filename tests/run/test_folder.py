@@ -1,6 +1,8 @@
 import dataclasses
+import datetime
 import logging
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -92,18 +94,31 @@ def test_a_broken_record_is_one_line(tmp_path, content):
         open_run(tmp_path, Config(), IDENTITY)
 
 
-def test_a_second_process_is_refused_by_the_pid_of_the_first_until_that_is_killed(tmp_path):
+def test_a_second_process_is_told_who_holds_the_folder_where_and_since_when_until_that_is_killed(tmp_path):
+    today = datetime.date.today().isoformat()
     holder = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        with pytest.raises(RunError, match=f"process {holder.pid} "), locked(tmp_path):
+        with (
+            pytest.raises(RunError, match=f"process {holder.pid} on {platform.node()}, since {today}"),
+            locked(tmp_path),
+        ):
             pass
     finally:
         os.kill(holder.pid, signal.SIGKILL)
         holder.wait()
     with locked(tmp_path):
         pass
+
+
+def test_a_folder_that_can_only_be_read_is_one_line_and_stays_as_it_is(small_disk):
+    open_run(small_disk / "run", Config(), IDENTITY)
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    for path in (small_disk / "run", small_disk / "new"):
+        with pytest.raises(UsageError, match="cannot be a run folder: Read-only file system"), locked(path):
+            pass
+    assert [child.name for child in (small_disk / "run").iterdir()] == ["config.json"]
 
 
 def test_a_file_in_the_folders_place_is_one_line(tmp_path):

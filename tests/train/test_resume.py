@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import lm.train.loop as loop
-from lm.base.errors import RunError
+from lm.base.errors import RunError, UsageError
 from lm.run import integrity
 from lm.train.restore import load_run
 from tests.train.tiny import before_step, corpus, rows, run_config, train_with
@@ -129,6 +129,17 @@ def test_a_corrupt_checkpoint_is_passed_over_and_said(tmp_path, monkeypatch, cap
     assert said[0].startswith("checkpoint 10 is passed over")
     assert said[1] == "resumed after step 5"
     same(outcome(run), outcome(unbroken))
+
+
+def test_another_data_pipeline_is_refused_with_both_fingerprints(tmp_path, monkeypatch, text):
+    run, config = tmp_path / "run", run_config(text, *OVERRIDES)
+    with pytest.raises(KilledError):
+        train_with(monkeypatch, "put_batch", before_step(8, kill), config, run)
+    with monkeypatch.context() as patch:
+        patch.setattr("lm.data.batches._ORDER_VERSION", "another")
+        with pytest.raises(UsageError, match=r"the data pipeline changed: .*order_version.* -> .*another"):
+            loop.train(config, run)
+    loop.train(config, run)
 
 
 def test_metrics_shorter_than_every_checkpoint_are_refused_and_nothing_is_lost(tmp_path, monkeypatch, text):

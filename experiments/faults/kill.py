@@ -1,0 +1,127 @@
+"""A signal at a chosen moment of a real `lm` command, in a process forked from a server that has imported everything.
+
+No moment depends on how busy the machine is, so few kills come too early or too late to count.
+"""
+
+import dataclasses
+import itertools
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+_FORK = multiprocessing.get_context("forkserver")
+_FORK.set_forkserver_preload(["lm.cli", "lm.train.loop", "lm.scaling.command", "experiments.faults.kill"])
+
+# What Python tells its audit hooks of files; what TensorStore writes lies between these.
+_EVENTS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir")
+
+
+@dataclasses.dataclass(frozen=True)
+class CpuTime:
+    """When the process has used so many CPU seconds."""
+
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """`delay` seconds after the `number`-th batch of this process (counted from 1) went to the device."""
+
+    number: int
+    delay: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class FileEvent:
+    """`delay` seconds after the `number`-th file event (counted from 1) at a path that holds `part`."""
+
+    part: str
+    number: int
+    delay: float = 0.0
+
+
+Moment = CpuTime | Step | FileEvent
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """How a command ended: its exit status (negative: by that signal) and what it wrote to standard error."""
+
+    code: int
+    said: str
+
+
+def run_command(argv: Sequence[str], said: Path, moment: Moment | None = None, number: int = signal.SIGKILL) -> Ended:
+    """Runs `lm ARGV` in a process of its own, which gets the signal `number` at `moment`.
+
+    Args:
+      said: a file for standard error.
+    """
+    return run_function(_command, (list(argv), moment, number), said)
+
+
+def run_function(function: Callable[..., None], arguments: tuple, said: Path) -> Ended:
+    """Calls a function of a module in a process of its own; `said` is a file for standard error."""
+    process = _FORK.Process(target=_child, args=(function, arguments, str(said)))
+    process.start()
+    process.join()
+    assert process.exitcode is not None
+    return Ended(process.exitcode, said.read_text())
+
+
+def _child(function: Callable[..., None], arguments: tuple, said: str) -> None:
+    handle = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(handle, 2)
+    function(*arguments)
+
+
+def _command(argv: list[str], moment: Moment | None, number: int) -> None:
+    if moment is not None:
+        _arm(moment, number)
+    from lm.cli import main
+
+    sys.exit(main(argv))
+
+
+def _arm(moment: Moment, number: int) -> None:
+    def send() -> None:
+        os.kill(os.getpid(), number)
+
+    def after(delay: float) -> None:
+        timer = threading.Timer(delay, send)
+        timer.daemon = True
+        timer.start()
+
+    match moment:
+        case CpuTime(seconds):
+
+            def watch() -> None:
+                while time.process_time() < seconds:
+                    time.sleep(0.001)
+                send()
+
+            threading.Thread(target=watch, daemon=True).start()
+        case Step(count, delay):
+            import lm.train.loop as loop
+
+            put, calls = loop.put_batch, itertools.count(1)
+
+            def put_batch(*args):
+                if next(calls) == count:
+                    after(delay)
+                return put(*args)
+
+            loop.put_batch = put_batch
+        case FileEvent(part, count, delay):
+            events = itertools.count(1)
+
+            def hook(event: str, arguments: tuple) -> None:
+                if event in _EVENTS and part in str(arguments[0]) and next(events) == count:
+                    send() if delay == 0 else after(delay)
+
+            sys.addaudithook(hook)
