@@ -109,9 +109,9 @@ class SweepFolder:
             raise UsageError(f"not JSON: {error}", where=str(self.list)) from None
 
 
-def last_line(path: Path, without: tuple[str, ...] = ()) -> str:
+def last_line(path: Path | None, without: tuple[str, ...] = ()) -> str:
     """The last line of a text file that is not blank and begins with none of `without`; empty where there is none."""
-    if not path.is_file():
+    if path is None or not path.is_file():
         return ""
     lines = [line.strip() for line in path.read_text(errors="replace").splitlines()]
     return next((line for line in reversed(lines) if line and not line.startswith(without)), "")

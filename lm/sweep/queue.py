@@ -83,9 +83,7 @@ def failure(folder: SweepFolder, cell: str, job: Job) -> str:
     how = job.state if job.state not in ("", "COMPLETED") else "the job ended without a result"
     if job.log is None and job.state != "CANCELLED":
         return f"{how}: the job wrote nothing under {folder.batches}. Is it on a file system that the nodes mount?"
-    said = last_line(folder.output(cell)) or (
-        last_line(job.log, _NOT_THE_CELLS) or last_line(job.log) if job.log else ""
-    )
+    said = last_line(folder.output(cell)) or last_line(job.log, _NOT_THE_CELLS) or last_line(job.log)
     return f"{how}: {said or 'it said nothing'}"
 
 
@@ -104,8 +102,10 @@ def ask(program: str, *arguments: str) -> list[str]:
 
 
 def need(program: str) -> None:
-    """Raises:
-    UsageError: a program of Slurm is not on the PATH.
+    """Sees that a program of Slurm can be run.
+
+    Raises:
+      UsageError: it is not on the PATH.
     """
     if shutil.which(program) is None:
         raise UsageError(f"there is no {program} on the PATH", where="Slurm", do="Go to a login node of the cluster.")

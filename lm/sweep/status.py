@@ -15,7 +15,7 @@ import rich
 import rich.box
 import rich.table
 
-from lm.base.errors import RunError
+from lm.base.errors import LmError, RunError
 from lm.run.folder import RunFolder
 from lm.run.lock import Holder, holder
 from lm.sweep.folder import Listed, SweepFolder, last_line
@@ -78,7 +78,7 @@ def status(path: Path | str) -> Status:
     known, warning = {}, ""
     try:
         known = jobs(folder)
-    except RunError as error:
+    except LmError as error:
         warning = f"{error}; queued and running jobs are not known"
     at_work = holder(folder.path) is not None
     cells = tuple(_cell(folder, cell, known.get(cell.id), at_work) for cell in listed.cells)

@@ -100,12 +100,16 @@ def test_the_cells_own_last_line_comes_before_the_jobs(folder, queue):
     assert by_id(folder)["d"].note == "TIMEOUT: no space left on the disk"
 
 
-def test_a_silent_slurm_is_said_and_the_rest_is_shown(folder, queue, tmp_path, capsys):
+def test_a_silent_slurm_is_said_and_the_rest_is_shown(folder, queue, tmp_path, capsys, monkeypatch):
     (tmp_path / "bin" / "squeue").write_text("#!/bin/sh\necho 'squeue: error: Connection refused' >&2; exit 1\n")
     assert main(["status", str(folder.path)]) == 0
     printed = capsys.readouterr().out
     assert "squeue: Connection refused; queued and running jobs are not known" in printed
     assert "1 done" in printed
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "there is no squeue on the PATH" in status(folder.path).warning
+    with pytest.raises(UsageError, match="there is no squeue"):
+        cancel(folder.path)
 
 
 def test_the_table_and_the_json_say_the_same(folder, queue, capsys):
