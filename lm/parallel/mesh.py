@@ -41,12 +41,14 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
     devices = list(jax.devices() if devices is None else devices)
     shape = _shape(config, len(devices))
     slices = len({getattr(device, "slice_index", 0) for device in devices})
-    types = (AxisType.Auto,) * len(AXES)
+    # An axis that is no product of whole dimensions of a torus gets parts of them.
     if slices == 1:
-        return jax.make_mesh(shape, AXES, types, devices=devices)
-    outer = _slices_along(shape, slices)
-    inner = [size // among for size, among in zip(shape, outer, strict=True)]
-    return Mesh(mesh_utils.create_hybrid_device_mesh(inner, outer, devices), AXES, axis_types=types)
+        placed = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    else:
+        outer = _slices_along(shape, slices)
+        inner = [size // among for size, among in zip(shape, outer, strict=True)]
+        placed = mesh_utils.create_hybrid_device_mesh(inner, outer, devices, allow_split_physical_axes=True)
+    return Mesh(placed, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def _shape(config: MeshConfig, devices: int) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ import pytest
 
 from lm.base.errors import UsageError
 from lm.parallel import peak
+from lm.parallel.ahead import described_devices
 from lm.parallel.mesh import AXES, MeshConfig, make_mesh
 from lm.parallel.rules import batch_sharding, put_batch
 
@@ -48,6 +49,15 @@ def test_slices_lie_along_the_outermost_axes_and_the_inner_axes_inside_a_slice(a
 def test_slices_that_no_outer_axes_can_hold_are_refused():
     with pytest.raises(UsageError, match=r"cannot be spread over 3 slices\. Set config\.mesh\.replica to 3"):
         make_mesh(MeshConfig(data=2, fsdp=5), fake(10, 3))
+
+
+def test_an_axis_may_take_a_part_of_a_dimension_of_the_torus():
+    pytest.importorskip("libtpu", reason="libtpu (the extra 'aot') is not installed")
+    devices = described_devices("v5p:4x4x4")
+    mesh = make_mesh(MeshConfig(data=2, fsdp=8, tensor=4), devices)
+    assert set(mesh.devices.flat) == set(devices)
+    tensor = mesh.devices.reshape(-1, 4)[0]
+    assert sum(len(set(along)) > 1 for along in zip(*(device.coords for device in tensor), strict=True)) == 1
 
 
 def test_the_default_mesh_takes_all_devices_and_leaves_sharding_to_the_compiler():
