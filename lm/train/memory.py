@@ -34,8 +34,6 @@ class FittingStep:
         self.accumulate = next(counts)
         self._step, self._proved = make(self.accumulate), False
 
-    __name__ = "step"
-
     def lower(self, *arguments: Any) -> Any:
         """As the jitted step's own."""
         return self._step.lower(*arguments)
