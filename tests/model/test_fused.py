@@ -130,7 +130,7 @@ def test_a_kernel_runs_on_the_rows_and_heads_of_each_device(monkeypatch, rows, h
         return q
 
     monkeypatch.setattr("lm.model.fused.splash", kernel)
-    mesh = jax.sharding.AbstractMesh((2, 2), ("data", "tensor"))
+    mesh = jax.sharding.AbstractMesh((2, 2), ("data", "tensor"), (jax.sharding.AxisType.Auto,) * 2)
     fused = Fused(Kernel.SPLASH, mesh, ("data",), ("tensor",))
     q = jax.ShapeDtypeStruct((rows, 8, heads, 4), jnp.float32)
     k = jax.ShapeDtypeStruct((rows, 8, kv_heads, 4), jnp.float32)
