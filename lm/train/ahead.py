@@ -94,8 +94,7 @@ def compile_step(config: RunConfig, topology: str, slices: int = 1) -> Ahead:
     state = abstract_state(config, mesh)
     batch, rate = _abstract_batch(config, mesh)
     begun = time.monotonic()
-    step: Any = make_train_step(config, mesh)
-    lowered = step.lower(state, batch, rate)
+    lowered = make_train_step(config, mesh).lower(state, batch, rate)
     parts = {name: sum(map(bytes_a_chip, jax.tree.leaves(tree))) for name, tree in (("batch", batch), *state.items())}
     program = compile_ahead(lowered, sum(parts.values()))
     seconds = time.monotonic() - begun
@@ -149,7 +148,9 @@ def _told(
 
 def flags(config: RunConfig) -> str:
     """What a search varies, as flags of `lm train`."""
-    mesh = " ".join(f"--config.mesh.{axis}={getattr(config.mesh, axis)}" for axis in AXES)
+    mesh = " ".join(
+        f"--config.mesh.{axis}={size}" for axis in AXES if (size := getattr(config.mesh, axis)) != 1 or axis == "data"
+    )
     return f"{mesh} --config.model.remat={config.model.remat.value} --config.accumulate={config.accumulate}"
 
 

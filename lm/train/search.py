@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
 
 from lm.base.config import to_dict
 from lm.base.errors import RunError, UsageError
@@ -28,13 +27,14 @@ from lm.model.fused import choose
 from lm.parallel.ahead import described_devices
 from lm.parallel.chips import Chip, chip_of
 from lm.parallel.mesh import MeshConfig, make_mesh
-from lm.parallel.rules import flax_rules
+from lm.parallel.rules import flax_rules, placed
 from lm.train.ahead import bytes_a_chip, flags
 from lm.train.config import RunConfig
 from lm.train.fit import check_mesh
-from lm.train.step import abstract_state
+from lm.train.step import init_state
 
 LESS_MEMORY = (Remat.NONE, Remat.DOTS, Remat.FULL)  # each holds less than the one before it
+WIDEST_TENSOR = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,25 +71,26 @@ def candidates(config: RunConfig, topology: str, slices: int = 1) -> list[Candid
     chip = chip_of(devices[0].device_kind)
     assert chip is not None
 
-    @functools.cache
-    def laid_out(mesh: MeshConfig) -> tuple[Mesh, int, int, Attention]:
-        made = make_mesh(mesh, devices)
-        state = abstract_state(dataclasses.replace(config, mesh=mesh), made)
-        params, all_of_it = (sum(map(bytes_a_chip, jax.tree.leaves(tree))) for tree in (state["params"], state))
-        attention = choose(config.model, config.model.context_length, made, flax_rules(config.mesh.rules))
-        return made, params, all_of_it, attention
+    boxed = jax.eval_shape(lambda: init_state(config, jax.random.key(0)))
 
+    @functools.cache
+    def held(mesh: MeshConfig) -> tuple[int, int]:
+        state = placed(boxed, make_mesh(mesh, devices), mesh.rules)
+        params, everything = (sum(map(bytes_a_chip, jax.tree.leaves(tree))) for tree in (state["params"], state))
+        return params, everything
+
+    meshes = [dataclasses.replace(mesh, rules=config.mesh.rules) for mesh in _meshes(len(devices) // slices, slices)]
     found = []
-    for mesh, remat, accumulate in itertools.product(_meshes(len(devices)), LESS_MEMORY, _powers(config.batch_size)):
+    for mesh, remat, accumulate in itertools.product(meshes, LESS_MEMORY, _powers(config.batch_size)):
+        model = dataclasses.replace(config.model, remat=remat)
         try:
-            tried = dataclasses.replace(
-                config, mesh=mesh, accumulate=accumulate, model=dataclasses.replace(config.model, remat=remat)
-            )
-            made, params, state, attention = laid_out(mesh)
+            tried = dataclasses.replace(config, mesh=mesh, accumulate=accumulate, model=model)
+            made = make_mesh(mesh, devices)
             check_mesh(tried, made)
         except UsageError:
             continue
-        least = _least_bytes(tried, params, state, len(devices))
+        attention = choose(model, model.context_length, made, flax_rules(mesh.rules))
+        least = _least_bytes(tried, *held(mesh), len(devices))
         found.append(Candidate(tried, least, _guess(tried, chip, len(devices), attention)))
     return sorted(found, key=lambda one: one.guess)
 
@@ -190,10 +191,11 @@ def _holds_more(one: RunConfig, other: RunConfig) -> bool:
     )
 
 
-def _meshes(chips: int) -> Iterator[MeshConfig]:
-    for fsdp in _powers(chips):
-        if chips % fsdp == 0:
-            yield MeshConfig(data=chips // fsdp, fsdp=fsdp)
+def _meshes(chips: int, slices: int) -> Iterator[MeshConfig]:
+    """Slices apart as replicas; in a slice, powers of two over data, fsdp and tensor."""
+    for fsdp, tensor in itertools.product(_powers(chips), _powers(min(chips, WIDEST_TENSOR))):
+        if chips % (fsdp * tensor) == 0:
+            yield MeshConfig(replica=slices, data=chips // (fsdp * tensor), fsdp=fsdp, tensor=tensor)
 
 
 def _powers(most: int) -> Iterator[int]:
@@ -202,18 +204,22 @@ def _powers(most: int) -> Iterator[int]:
 
 def _least_bytes(config: RunConfig, params: int, state: int, chips: int) -> int:
     """State and gradients, what the blocks save for the backward pass at the least, and the logits."""
-    model = config.model
-    tokens = config.tokens_per_step // (config.accumulate * chips)
+    model, tensor = config.model, config.mesh.tensor
+    tokens = config.tokens_per_step * tensor // (config.accumulate * chips)
     size = 4 if model.dtype is Dtype.FLOAT32 else 2
-    return state + params + tokens * (model.n_layer * model.d_model * size + 4 * model.vocab_size)
+    return state + params + tokens * (model.n_layer * model.d_model * size + 4 * model.vocab_size // tensor)
 
 
 def _guess(config: RunConfig, chip: Chip, chips: int, attention: Attention) -> float:
-    """Seconds of products, and of weights and gradients that cross the slice, in bfloat16 and float32."""
+    """Seconds of products, and of the weights, gradients and activations that chips send each other."""
     model, mesh = config.model, config.mesh
     executed = executed_flops_per_token(model, attention.products) * config.tokens_per_step / chips
     gathers = 3 if model.remat is Remat.FULL else 2  # forward, backward, and again where blocks are run again
-    number = count_parameters(model).matrices
+    number = count_parameters(model).matrices / mesh.tensor
     sharded = config.accumulate * number * (2 * gathers + 4) * (mesh.fsdp - 1) / mesh.fsdp
-    summed = 2 * 4 * number / mesh.fsdp * (mesh.data - 1) / mesh.data
-    return executed / chip.flops + (sharded + summed) / (chip.links * chip.link_rate)
+    copies = mesh.replica * mesh.data
+    summed = 2 * 4 * number / mesh.fsdp * (copies - 1) / copies
+    # Two sublayers a block, each summed over tensor: forward, backward, and again.
+    activations = 2 * config.tokens_per_step * mesh.tensor / chips * model.n_layer * model.d_model
+    reduced = 2 * gathers * 2 * activations * (mesh.tensor - 1) / mesh.tensor
+    return executed / chip.flops + (sharded + summed + reduced) / (chip.links * chip.link_rate)
