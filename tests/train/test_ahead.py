@@ -140,6 +140,7 @@ def test_a_step_that_does_not_fit_is_told_with_what_is_missing(tmp_path, capsys)
     assert told.err.splitlines()[-1].startswith(f"lm compile: {SLICE}: the step does not fit. Look for a layout")
 
 
+@pytest.mark.slow
 def test_every_layout_divides_and_what_holds_less_is_guessed_no_faster():
     libtpu()
     found = candidates(config("model.vocab_size=256"), SLICE)
