@@ -24,7 +24,8 @@ from lm.bench.machine import Meter
 from lm.bench.peer import Peer, find_python, save_start
 from lm.bench.rows import Row, Unit
 from lm.data.tokenizer import Tokenizer
-from lm.decode.generate import Decoder, Request, Session
+from lm.decode.generate import Decoder, Session
+from lm.decode.request import Request
 from lm.model.accounting import Flops, cache_bytes, count_parameters, flops_per_token
 from lm.model.config import Dtype, FeedForward, ModelConfig, Norm, Positions
 from lm.model.transformer import Transformer

@@ -2,7 +2,8 @@
 
 from lm.decode.ask import generate, load_decoder
 from lm.decode.constrain import Constraint
-from lm.decode.generate import Completion, Decoder
+from lm.decode.generate import Decoder
 from lm.decode.loop import Finish
+from lm.decode.request import Completion
 
 __all__ = ["Completion", "Constraint", "Decoder", "Finish", "generate", "load_decoder"]

@@ -8,7 +8,8 @@ import numpy as np
 
 from lm.base.errors import UsageError
 from lm.decode.constrain import Constraint
-from lm.decode.generate import Completion, Decoder, Full, Prompt, Request, Session, stream
+from lm.decode.generate import Decoder, Prompt, Session, stream
+from lm.decode.request import Completion, Full, Request
 from lm.decode.settings import DEFAULT_ORDER, Settings
 from lm.model.config import CacheDtype
 

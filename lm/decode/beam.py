@@ -18,8 +18,9 @@ import numpy as np
 
 from lm.base.errors import RunError, UsageError
 from lm.decode.compiled import compiled
-from lm.decode.generate import Completion, Decoder, Prefilled, Prompt, Request, repeated
+from lm.decode.generate import Decoder, Prefilled, Prompt, repeated
 from lm.decode.loop import Finish, Limits, extend, out_of_tokens
+from lm.decode.request import Completion, Request
 from lm.decode.slots import bucket
 from lm.decode.strategy import GREEDY
 from lm.model.cache import Cache, take_rows

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from lm.base.errors import UsageError
 from lm.decode.beam import Beams, LengthForm, beam_search
 from lm.decode.clock import Clock
-from lm.decode.generate import Completion, Decoder, Prompt, Request, stream
+from lm.decode.generate import Decoder, Prompt, stream
+from lm.decode.request import Completion, Request
 from lm.decode.settings import Settings
 from lm.decode.speculate import speculate
 from lm.decode.strategy import GREEDY

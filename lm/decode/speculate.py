@@ -17,8 +17,9 @@ import numpy as np
 
 from lm.base.errors import UsageError
 from lm.decode import choose, strategy
-from lm.decode.generate import STOP_CHECK, Completion, Decoder, Full, Prompt, Request, repeated
+from lm.decode.generate import STOP_CHECK, Decoder, Prompt, repeated
 from lm.decode.loop import Finish, Limits, State, extend, out_of_tokens
+from lm.decode.request import Completion, Full, Request
 from lm.decode.strategy import Strategy
 from lm.model.cache import Cache, forget
 from lm.model.score import token_log_probs

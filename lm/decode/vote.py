@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Sequence
 import numpy as np
 
 from lm.base.errors import UsageError
-from lm.decode.generate import Completion
+from lm.decode.request import Completion
 
 
 class By(enum.StrEnum):

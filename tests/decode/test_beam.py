@@ -10,8 +10,9 @@ import pytest
 from lm.base.errors import RunError, UsageError
 from lm.decode import beam
 from lm.decode.beam import Beams, LengthForm, Rules, beam_search
-from lm.decode.generate import Decoder, Full, Request, generate
+from lm.decode.generate import Decoder, generate
 from lm.decode.loop import Finish
+from lm.decode.request import Full, Request
 from lm.decode.strategy import Temperature
 from lm.model.config import CacheDtype
 from tests.decode import letters

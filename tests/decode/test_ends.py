@@ -10,8 +10,9 @@ import pytest
 from lm.base.errors import RunError, UsageError
 from lm.data.tokenizer import load_tokenizer, train_bpe
 from lm.decode import strategy
-from lm.decode.generate import STOP_CHECK, Decoder, Full, Request
+from lm.decode.generate import STOP_CHECK, Decoder
 from lm.decode.loop import Finish
+from lm.decode.request import Full, Request
 from lm.decode.settings import Settings
 from lm.decode.text import Printer, first_stop, held_back
 from tests.decode.tiny import CONFIG, SAMPLED, answers, decoder, ids, request

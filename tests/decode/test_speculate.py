@@ -9,8 +9,9 @@ import scipy.stats
 from lm.base.errors import UsageError
 from lm.decode import speculate as module
 from lm.decode import strategy
-from lm.decode.generate import Decoder, Request, generate
+from lm.decode.generate import Decoder, generate
 from lm.decode.loop import Finish
+from lm.decode.request import Request
 from lm.decode.speculate import judge, speculate
 from lm.decode.strategy import RepetitionPenalty, Strategy, Temperature, TopP
 from lm.model.config import ModelConfig, Positions

@@ -3,8 +3,9 @@ import pytest
 
 from lm.base.errors import UsageError
 from lm.decode import loop
-from lm.decode.generate import Completion, Request, generate
+from lm.decode.generate import generate
 from lm.decode.loop import Finish
+from lm.decode.request import Completion, Request
 from lm.decode.strategy import RepetitionPenalty, Temperature
 from lm.decode.vote import By, best_of, by_prompt, majority_vote
 from tests.decode import letters

@@ -5,7 +5,8 @@ import functools
 import numpy as np
 
 from lm.data.tokenizer import ByteTokenizer
-from lm.decode.generate import Decoder, Request
+from lm.decode.generate import Decoder
+from lm.decode.request import Request
 from lm.decode.settings import Settings
 from lm.model.config import CacheDtype
 from tests.model import variants
