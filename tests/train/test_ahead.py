@@ -13,7 +13,7 @@ from lm.base.errors import UsageError
 from lm.cli import main
 from lm.model.accounting import Flops, count_parameters, step_flops
 from lm.parallel.ahead import described_devices
-from lm.parallel.mesh import MeshConfig
+from lm.parallel.mesh import MeshConfig, make_mesh
 from lm.train import search as searching
 from lm.train.ahead import as_dict, as_text, compile_step
 from lm.train.config import RunConfig
@@ -200,3 +200,11 @@ def test_the_search_prints_its_pick_as_flags(tmp_path, capsys):
     layouts = json.loads((tmp_path / "found.json").read_text())["layouts"]
     assert layouts[0]["fits"]
     assert layouts[0]["found"]["accumulate"] == chosen.accumulate
+
+
+def test_slices_are_joined_by_the_outermost_axis_alone():
+    libtpu()
+    mesh = make_mesh(MeshConfig(replica=2, data=1, fsdp=-1), described_devices(SLICE, slices=2))
+    assert mesh.shape["fsdp"] == 4
+    for replica in range(2):
+        assert len({device.slice_index for device in mesh.devices[replica].flat}) == 1
