@@ -206,6 +206,7 @@ def compare(bench: Bench, run: Path, count: Count) -> None:
     count.rows_added += (ours - theirs).total()
     count.bits_changed += sum(differing_bits(*pair) for pair in zip(*map(content, (run, bench.unbroken)), strict=True))
     count.files_left += len([*run.rglob("*.part"), *(run / "checkpoints").glob("*tmp*")])
+    print(f"         {dataclasses.asdict(count)}", flush=True)
     shutil.rmtree(run)
 
 
