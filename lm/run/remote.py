@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import jax
 from etils import epath
 
 from lm.base.errors import RunError, UsageError
@@ -70,6 +69,8 @@ def publish(local: Path) -> None:
     Raises:
       RunError: the store cannot be written to.
     """
+    import jax  # a command that only looks at folders does without
+
     url = address(local)
     if url is None or jax.process_index():
         return
