@@ -3,13 +3,9 @@
 The sizes of the vocabulary and of its parts are those of no other axis.
 """
 
-import contextlib
 import dataclasses
-import hashlib
 import json
-import re
 import sys
-import unittest.mock
 from typing import Any
 
 import jax
@@ -19,7 +15,6 @@ from jax.sharding import Mesh
 from lm.parallel.collectives import collectives
 from lm.parallel.mesh import MeshConfig, make_mesh
 from lm.parallel.rules import batch_sharding, put_batch
-from lm.train import step
 from lm.train.config import RunConfig
 from lm.train.step import abstract_state, fresh_state, make_train_step
 from tests.train.tiny import run_config
@@ -90,21 +85,7 @@ def steps_on(config: RunConfig, devices: int, initial: Any) -> dict[str, Any]:
         "state_bytes": memory.argument_size_in_bytes,
         "temporary_bytes": memory.temp_size_in_bytes,
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(abstract["params"])),
-        "program": program(compiled),
     }
-
-
-def program(compiled: Any) -> str:
-    """A hash of the instructions, without what they say of the source."""
-    bare = re.sub(r", metadata=\{[^{}]*\}|^(?:FileNames|FunctionNames|FileLocations|StackFrames)\n(?:\d.*\n)*", "",
-                  compiled.as_text(), flags=re.MULTILINE)  # fmt: skip
-    return hashlib.sha256(bare.encode()).hexdigest()
-
-
-def without_names(config: RunConfig) -> str:
-    """The program of a step on one device whose arrays' axes have no names."""
-    with unittest.mock.patch.object(step, "sharded", return_value=contextlib.nullcontext()):
-        return program(compiled_step(config, make_mesh(config.mesh, jax.devices()[:1]))[0])
 
 
 def main() -> None:
@@ -119,7 +100,6 @@ def main() -> None:
             found[model] = steps_on(alone, 1, initial[model])
         print(f"case {name}", file=sys.stderr, flush=True)
         found[name] = steps_on(config_of(model, axes, others), 8, initial[model])
-    found["without names"] = without_names(config_of("tied", {}))
     print(json.dumps(found))
 
 
