@@ -195,5 +195,10 @@ def test_what_sbatch_refuses_is_one_line_and_leaves_nothing(unshared, text, tmp_
 
 
 def test_a_folder_that_the_node_does_not_share_is_named(unshared, text):
-    with pytest.raises(RunError, match=r"wrote nothing under .*Is it on a file system that the nodes mount"):
+    with pytest.raises(RunError, match=r"no cell finished\. See the failures above"):
         sweep(ladder(text, failing()), unshared, launcher=Slurm())
+    (cell,) = status(unshared / "mini").cells
+    assert cell.state is State.FAILED
+    assert (
+        f"wrote nothing under {unshared / 'mini' / 'slurm'}. Is it on a file system that the nodes mount" in cell.note
+    )
