@@ -13,7 +13,7 @@ from lm.model.score import token_log_probs
 from lm.model.transformer import Transformer, expected_first_loss
 from tests.model.variants import COVERING, identify, init, logits, parameters, replace, tiny, tokens
 
-AXES = {"vocab", "embed", "position", "heads", "kv_heads", "head", "mlp", "layers"}
+AXES = {"vocab", "embed", "position", "heads", "kv_heads", "head", "mlp", "norm", "layers"}
 GPT2_LIKE = {"norm": Norm.LAYERNORM, "feed_forward": FeedForward.GELU, "positions": Positions.LEARNED, "bias": True}
 MIXED = tiny(n_kv_head=2, qk_norm=True, tied_embedding=False)
 covered = pytest.mark.parametrize("config", COVERING, ids=identify)

@@ -161,7 +161,7 @@ def test_an_interrupted_wait_leaves_jobs_that_are_found_again_and_can_be_cancell
 
     first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     wait_for(lambda: queued() == 2 or first.poll() is not None, "two jobs")
-    first.send_signal(signal.SIGINT)
+    first.send_signal(signal.SIGTERM)  # as Ctrl-C, which a shell keeps from what it starts in the background
     said = first.communicate()[1]
     assert first.returncode == 130, said
     assert f"`lm cancel {folder}`" in said
