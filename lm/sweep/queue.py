@@ -17,6 +17,7 @@ from lm.base.errors import RunError, UsageError
 from lm.base.files import write_json
 from lm.sweep.folder import SweepFolder, last_line
 
+_WHOLE = -1  # the index of a job that is no array, and of an array that ended before any of its jobs began
 _FIELDS = "%j|%F|%K|%T|%r"  # name, job or array id, index in the array, state, reason
 _RUNNING = ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT")
 _ENDED = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "DEADLINE",
@@ -66,12 +67,12 @@ def jobs(folder: SweepFolder) -> dict[str, Job]:
     names = ",".join(batch.name for batch in batches)
     for line in ask("squeue", "--states=all", "--array", "--noheader", f"--format={_FIELDS}", f"--name={names}"):
         name, job, task, state, reason = line.strip().split("|", 4)
-        shown[name, int(task) if task.isdigit() else 0] = (job, state, reason)
+        shown[name, int(task) if task.isdigit() else _WHOLE] = (job, state, reason)
     found = {}
     for batch in batches:
         cells = json.loads((batch / "batch.json").read_bytes())["cells"]
         for index, cell in enumerate(cells):
-            job, state, reason = shown.get((batch.name, index), ("", "", ""))
+            job, state, reason = shown.get((batch.name, index)) or shown.get((batch.name, _WHOLE), ("", "", ""))
             place = f"_{index}" if len(cells) > 1 else ""
             log = next(iter(sorted(batch.glob(f"*[0-9]{place}_0_log.out"))), None)
             found[cell] = Job(f"{job}{place}" if job else "", state, reason, log)
