@@ -41,6 +41,14 @@ def above_or_first(bits_BV: jax.Array, edge_B1: jax.Array, count_B1: jax.Array) 
     return (bits_BV > edge_B1) | first_BV
 
 
+def first_highest(logits_BV: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The first token with the highest logit, int32 [B], and that logit [B]."""
+    highest_B1 = jnp.max(logits_BV, axis=1, keepdims=True)
+    index_BV = jax.lax.broadcasted_iota(jnp.int32, logits_BV.shape, 1)
+    last = logits_BV.shape[1] - 1  # where the highest is NaN, which equals nothing
+    return jnp.min(jnp.where(logits_BV == highest_B1, index_BV, last), axis=1), highest_B1[:, 0]
+
+
 def draw(logits_BV: jax.Array, key_B: jax.Array) -> jax.Array:
     """A token a row from softmax(logits), int32 [B]; each row by its own key.
 

@@ -162,19 +162,24 @@ def _take(state: State, logits_BV: jax.Array, steps: Strategy, limits: Limits) -
     if automaton is not None and automaton_B is not None:
         left_B = limits.tokens_B - state.step
         allowed_BV = constrain.mask(automaton, automaton_B, logits_BV, limits.end_E, left_B)
-    processed_BV = strategy.apply(steps, allowed_BV, state.counts_BV)
 
     def draw() -> tuple[jax.Array, jax.Array]:
+        processed_BV = strategy.apply(steps, allowed_BV, state.counts_BV)
         key_B = jax.vmap(jax.random.fold_in, in_axes=(0, None))(state.key_B, state.step)
         token_B = choose.draw(processed_BV, key_B)
         return token_B, _log_probs(processed_BV, token_B)
 
-    # One place alone is left where the strategy is greedy: the draw would find it too, at the price of a draw.
-    token_B, after_B = jax.lax.cond(
-        jnp.all(jnp.sum(processed_BV > choose.LOWEST, axis=1) == 1),
-        lambda: (jnp.argmax(processed_BV, axis=1).astype(jnp.int32), jnp.zeros(len(processed_BV), jnp.float32)),
-        draw,
-    )
+    def take_highest(before: Strategy) -> tuple[jax.Array, jax.Array]:
+        token_B, highest_B = choose.first_highest(strategy.apply(before, allowed_BV, state.counts_BV))
+        return token_B, jnp.where(highest_B == choose.LOWEST, jnp.nan, 0.0)
+
+    # The draw would find the same token where the strategy is greedy, at a price of several passes over all logits.
+    greedy = strategy.greedy(steps)
+    if greedy is None:
+        token_B, after_B = draw()
+    else:
+        before, always = greedy
+        token_B, after_B = jax.lax.cond(always, lambda: take_highest(before), draw)
     running_B = state.finish_B == Finish.RUNNING
     token_B = jnp.where(running_B, token_B, 0)
 

@@ -33,6 +33,7 @@ class Step:
     """
 
     counts = False
+    keeps_highest = False  # never forbids the token with the highest logit, of equal ones the first
 
     def __call__(self, logits_BV: jax.Array, counts_BV: jax.Array | None) -> jax.Array:
         raise NotImplementedError
@@ -106,6 +107,7 @@ class Temperature(Step):
     """
 
     temperature: Number
+    keeps_highest = True
 
     def __call__(self, logits_BV: jax.Array, counts_BV: jax.Array | None) -> jax.Array:
         value_B1 = _column(self.temperature)
@@ -122,6 +124,7 @@ class TopK(Step):
     """Keeps exactly `k` tokens (0: all), of equal ones the first."""
 
     k: Number
+    keeps_highest = True
 
     def __call__(self, logits_BV: jax.Array, counts_BV: jax.Array | None) -> jax.Array:
         k_B1 = jnp.reshape(jnp.asarray(self.k, jnp.int32), (-1, 1))
@@ -144,6 +147,7 @@ class TopP(Step):
     """
 
     p: Number
+    keeps_highest = True
 
     def __call__(self, logits_BV: jax.Array, counts_BV: jax.Array | None) -> jax.Array:
         p_B1 = _column(self.p)
@@ -171,6 +175,7 @@ class MinP(Step):
     """Keeps tokens at least `p` times as likely as the likeliest (Nguyen et al. 2024, arXiv:2407.01082)."""
 
     p: Number
+    keeps_highest = True
 
     def __call__(self, logits_BV: jax.Array, counts_BV: jax.Array | None) -> jax.Array:
         p_B1 = _column(self.p)
@@ -188,6 +193,17 @@ def apply(strategy: Strategy, logits_BV: jax.Array, counts_BV: jax.Array | None)
     for step in strategy:
         logits_BV = step(logits_BV, counts_BV)
     return logits_BV
+
+
+def greedy(strategy: Strategy) -> tuple[Strategy, jax.Array] | None:
+    """The steps before a temperature, and whether it is 0 in every row; None where it need not leave the highest alone.
+
+    Where it is 0, the first of the highest logits after those steps is chosen, and what follows changes nothing.
+    """
+    for at, step in enumerate(strategy):
+        if isinstance(step, Temperature) and all(later.keeps_highest for later in strategy[at:]):
+            return strategy[:at], jnp.all(_column(step.temperature) == 0)
+    return None
 
 
 def needs_counts(strategy: Strategy) -> bool:

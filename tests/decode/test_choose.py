@@ -109,3 +109,12 @@ def test_bits_order_as_floats_do():
     bits_V = np.asarray(jax.jit(choose.ordered_bits)(x_V))
     assert bits_V[4] == bits_V[5]
     assert (np.diff(np.delete(bits_V, 4).astype(np.int64)) > 0).all()
+
+
+def test_the_first_of_the_highest_and_its_logit():
+    x_BV = jnp.array([[1.0, 3.0, 3.0, 2.0], [-0.0, 0.0, -1.0, -jnp.inf], [-jnp.inf] * 4, [0.0, jnp.nan, 1.0, 2.0]])
+    token_B, highest_B = choose.first_highest(x_BV)
+    assert token_B.tolist()[:3] == [1, 0, 0]
+    assert highest_B.tolist()[:3] == [3.0, 0.0, -jnp.inf]
+    assert 0 <= int(token_B[3]) < 4
+    assert jnp.isnan(highest_B[3])

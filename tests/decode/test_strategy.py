@@ -234,3 +234,12 @@ def test_a_number_out_of_range_is_one_clear_error(numbers, told):
 def test_every_step_has_a_place_in_the_default_order():
     every = Settings(0.5, 2, 0.5, 0.1, 1.1, 0.1, 0.1, {0: 1.0}).steps(V)
     assert len(every) == len(DEFAULT_ORDER) == len({type(step) for step in every})
+
+
+def test_what_is_greedy_is_known_where_nothing_later_can_forbid_the_highest():
+    bias = LogitBias(jnp.zeros(V))
+    before, always = strategy.greedy((bias, Temperature(0.0), TopK(3), TopP(0.5), MinP(0.1)))
+    assert (before, bool(always)) == ((bias,), True)
+    assert bool(strategy.greedy((Temperature(jnp.array([0.0, 1.0])),))[1]) is False
+    assert strategy.greedy((Temperature(0.0), bias)) is None
+    assert strategy.greedy((TopK(1),)) is None
