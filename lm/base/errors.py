@@ -12,6 +12,11 @@ class LmError(Exception):
         super().__init__(f"{line}. {do}" if do else line)
 
 
+def type_and_line(error: BaseException) -> str:
+    """An error of somebody else's library in one line: its type and the first line of what it says."""
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"
+
+
 class UsageError(LmError):
     """The request itself is wrong: a flag, a config field, a file that is not there (exit code 2)."""
 

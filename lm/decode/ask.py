@@ -9,7 +9,7 @@ import numpy as np
 from lm.base.errors import UsageError
 from lm.decode.constrain import Constraint
 from lm.decode.generate import Decoder, Prompt, Session, stream
-from lm.decode.request import Completion, Full, Request
+from lm.decode.request import MAX_TOKENS, Completion, Full, Request
 from lm.decode.settings import DEFAULT_ORDER, Settings
 from lm.model.config import CacheDtype
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from lm.run.restore import LoadedModel
 
 BATCH = 16  # answers at once
-MAX_TOKENS = 128
 
 
 def generate(

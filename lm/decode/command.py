@@ -10,12 +10,12 @@ from typing import Any
 from lm.base import progress
 from lm.base.errors import UsageError
 from lm.base.files import atomic, refuse_target
-from lm.decode.ask import MAX_TOKENS, full_of, parts
+from lm.decode.ask import full_of, parts
 from lm.decode.clock import Clock
 from lm.decode.constrain import Constraint
 from lm.decode.generate import Decoder, stream
 from lm.decode.methods import Answer, Method, Sampling, method_of
-from lm.decode.request import Full, Request
+from lm.decode.request import MAX_TOKENS, Full, Request
 from lm.decode.settings import Settings
 from lm.decode.strategy import as_json
 from lm.decode.text import Printer

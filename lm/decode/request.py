@@ -10,6 +10,8 @@ from lm.decode.constrain import Constraint
 from lm.decode.loop import Finish
 from lm.decode.strategy import GREEDY, Strategy
 
+MAX_TOKENS = 128  # of an answer, unless something else is asked for
+
 
 class Full(enum.StrEnum):
     """What happens to a prompt and answer that would not fit the context: refused, or cut off with a reason.
@@ -48,7 +50,7 @@ class Request:
       UsageError: a seed outside [0, 2^32), an empty stop string, a negative end id, or a constraint with stop strings.
     """
 
-    max_tokens: int = 128
+    max_tokens: int = MAX_TOKENS
     steps: Strategy = GREEDY
     seed: int = 0
     end_ids: tuple[int, ...] | None = None

@@ -7,6 +7,7 @@ that chooses is `choose`; whoever gives the model no choice gets the plain one.
 
 import dataclasses
 import enum
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -78,10 +79,7 @@ class Fused:
         return str(self.kernel)
 
     def _size(self, axes: Sequence[str]) -> int:
-        size = 1
-        for axis in axes:
-            size *= self.mesh.shape[axis]
-        return size
+        return math.prod(self.mesh.shape[axis] for axis in axes)
 
 
 def choose(config: ModelConfig, length: int, mesh: Mesh, rules: Sequence[tuple[str, Any]]) -> Attention:

@@ -25,7 +25,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from lm.base.config import differences
-from lm.base.errors import LmError, RunError, UsageError
+from lm.base.errors import LmError, RunError, UsageError, type_and_line
 from lm.parallel.launcher import Group
 from lm.parallel.rollcall import gather, named
 
@@ -364,4 +364,4 @@ def _explained(error: BaseException) -> tuple[str, int]:
         return "interrupted", 130
     if isinstance(error, OSError):
         return str(RunError(error.strerror or str(error), where=str(error.filename or ""))), 1
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}", 1
+    return type_and_line(error), 1

@@ -8,6 +8,7 @@ parameters, but not the width of activations.
 
 import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator, Mapping
 
@@ -94,6 +95,7 @@ def placed(boxed_state, mesh: Mesh, overrides: Rules = ()):
     )
 
 
+@functools.cache
 def batch_sharding(mesh: Mesh, overrides: Rules = ()) -> NamedSharding:
     """Of the arrays [B, T] of a batch."""
     spec = nn.logical_to_mesh_axes(("batch", "sequence"), flax_rules(overrides))
@@ -105,6 +107,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
+@functools.cache
 def row_block(mesh: Mesh, overrides: Rules = ()) -> tuple[int, int]:
     """(index, count): of `count` equal blocks of a batch's rows, this process's devices hold rows of `index` only.
 

@@ -21,7 +21,7 @@ from etils import epath
 from jax.experimental import multihost_utils
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, EveryNSteps, LatestN, PreservationPolicy
 
-from lm.base.errors import LmError, RunError, UsageError
+from lm.base.errors import LmError, RunError, UsageError, type_and_line
 from lm.base.files import disk_full, is_remote
 from lm.run import integrity
 
@@ -138,7 +138,7 @@ class Checkpoints:
         except (OSError, ValueError, RuntimeError) as error:
             if _is_disk_full(error):
                 raise disk_full(self.path) from error
-            raise RunError(f"a checkpoint could not be saved: {_one_line(error)}", where=str(self.path)) from error
+            raise RunError(f"a checkpoint could not be saved: {type_and_line(error)}", where=str(self.path)) from error
 
 
 def latest_step(path: Path | epath.Path | str) -> int | None:
@@ -275,7 +275,3 @@ def _is_disk_full(error: BaseException) -> bool:
     # TensorStore reports the errno only in its text.
     texts = ("No space left on device", "Disk quota exceeded")
     return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or any(text in str(error) for text in texts)
-
-
-def _one_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 from lm.base.config import to_dict
 from lm.base.errors import RunError, UsageError
@@ -74,8 +75,12 @@ def candidates(config: RunConfig, topology: str, slices: int = 1) -> list[Candid
     boxed = jax.eval_shape(lambda: init_state(config, jax.random.key(0)))
 
     @functools.cache
+    def made(mesh: MeshConfig) -> Mesh:
+        return make_mesh(mesh, devices)
+
+    @functools.cache
     def held(mesh: MeshConfig) -> tuple[int, int]:
-        state = placed(boxed, make_mesh(mesh, devices), mesh.rules)
+        state = placed(boxed, made(mesh), mesh.rules)
         params, everything = (sum(map(bytes_a_chip, jax.tree.leaves(tree))) for tree in (state["params"], state))
         return params, everything
 
@@ -85,11 +90,10 @@ def candidates(config: RunConfig, topology: str, slices: int = 1) -> list[Candid
         model = dataclasses.replace(config.model, remat=remat)
         try:
             tried = dataclasses.replace(config, mesh=mesh, accumulate=accumulate, model=model)
-            made = make_mesh(mesh, devices)
-            check_mesh(tried, made)
+            check_mesh(tried, made(mesh))
         except UsageError:
             continue
-        attention = choose(model, model.context_length, made, flax_rules(mesh.rules))
+        attention = choose(model, model.context_length, made(mesh), flax_rules(mesh.rules))
         least = _least_bytes(tried, *held(mesh), len(devices))
         found.append(Candidate(tried, least, _guess(tried, chip, len(devices), attention)))
     return sorted(found, key=lambda one: one.guess)
