@@ -102,7 +102,7 @@ def open_run(path: Path | str, config: Any, identity: Mapping[str, str]) -> RunF
 
     Only when checkpoints are saved, which are kept, and the mesh may differ from what the folder records
     (`MAY_CHANGE`): they change no number, but for the last bits of float32 on another mesh. The file then takes the new
-    values.
+    values. The caller holds the folder's lock: what an interrupted write left there is removed.
 
     Raises:
       UsageError: another leaf or fingerprint differs (each is listed), or the folder holds something else.
@@ -110,6 +110,8 @@ def open_run(path: Path | str, config: Any, identity: Mapping[str, str]) -> RunF
     folder = RunFolder(Path(path))
     asked = {"config": to_dict(config), "identity": dict(identity)}
     folder.path.mkdir(parents=True, exist_ok=True)
+    for left in folder.path.glob(".*.part"):  # by a process that was killed as it wrote: the lock says that none does
+        left.unlink()
     if not folder.config.exists():
         _refuse_strangers(folder)
         write_json(folder.config, asked)

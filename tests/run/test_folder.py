@@ -76,10 +76,11 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
     assert [child.name for child in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_what_an_interrupted_start_leaves_is_no_stranger(tmp_path):
+def test_what_an_interrupted_start_leaves_is_no_stranger_and_is_removed(tmp_path):
     (tmp_path / ".config.json.x1.part").write_text("{")
     with locked(tmp_path):
         open_run(tmp_path, Config(), IDENTITY)
+    assert sorted(child.name for child in tmp_path.iterdir()) == [".lock", "config.json"]
 
 
 @pytest.mark.parametrize(
