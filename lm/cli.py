@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lm.base.errors import LmError, RunError, UsageError
+from lm.parallel.libtpu import quiet_without_tpu
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -25,6 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     command = argv[0] if argv else ""
     overrides = [part.removeprefix("--config.") for part in argv if part.startswith("--config.")]
+    quiet_without_tpu()
     try:
         args = _parser().parse_args([part for part in argv if not part.startswith("--config.")])
         args.overrides = overrides
@@ -117,8 +119,8 @@ def _several(parser: argparse.ArgumentParser) -> None:
     flags.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 listens")
     flags.add_argument("--processes", type=int, metavar="N", help="how many work as one")
     flags.add_argument("--process", type=int, metavar="I", help="which of them this is, from 0")
-    flags.add_argument("--join-timeout", type=_seconds, metavar="S", help="until all have come (default 300 s)")
-    flags.add_argument("--peer-timeout", type=_seconds, metavar="S", help="of silence before death (default 120 s)")
+    flags.add_argument("--join-timeout", type=_positive, metavar="S", help="until all have come (default 300 s)")
+    flags.add_argument("--peer-timeout", type=_positive, metavar="S", help="of silence before death (default 120 s)")
 
 
 def _team(args: argparse.Namespace) -> "AbstractContextManager[Team]":
@@ -130,9 +132,9 @@ def _team(args: argparse.Namespace) -> "AbstractContextManager[Team]":
     return joined(group, join_seconds=join, peer_seconds=peer)
 
 
-def _seconds(text: str) -> int:
+def _positive(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of seconds, at least 1")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number, at least 1")
     return int(text)
 
 
@@ -389,12 +391,6 @@ def _compile(parser: argparse.ArgumentParser) -> Runner:
         compile_command.run(args)
 
     return run
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number from 1 on")
-    return int(text)
 
 
 def _eval(parser: argparse.ArgumentParser) -> Runner:

@@ -1,7 +1,9 @@
-"""Progress of long work on the terminal: time left and whatever numbers the work wants to show."""
+"""Long work on the terminal: time left, whatever numbers the work wants to show, and how it is ended."""
 
 import contextlib
 import logging
+import signal
+import threading
 from collections.abc import Iterator
 
 import rich.console
@@ -40,5 +42,19 @@ def bar(title: str, total: int, *, shown: bool = True) -> Iterator[Bar]:
         rich.progress.TextColumn("{task.fields[numbers]}"),
     )
     shown = shown and console.is_terminal
-    with rich.progress.Progress(*columns, console=console, disable=not shown) as progress:
+    # Rich forgets after 30 s how fast it went: too soon for steps of minutes.
+    with rich.progress.Progress(*columns, console=console, disable=not shown, speed_estimate_period=3600) as progress:
         yield Bar(progress, progress.add_task(title, total=total, numbers=""))
+
+
+@contextlib.contextmanager
+def stopped_by_sigterm() -> Iterator[None]:
+    """SIGTERM interrupts as Ctrl-C does, so that work which is told to end ends its processes first."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

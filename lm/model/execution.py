@@ -55,6 +55,21 @@ def least_traffic(config: ModelConfig, tokens: int, weight_shards: int, microbat
     return round(size * passes * (tokens * config.n_layer * through + microbatches * weights) + logits)
 
 
+def least_saved(config: ModelConfig, weight_shards: int) -> float:
+    """Bytes a token that all blocks keep for the backward pass at the least, cut over `weight_shards` devices.
+
+    Whole blocks run again: their inputs. Else also what the products made (queries, keys, values, what attention adds
+    to the residual stream, the hidden layer), and without recomputation what the last products of a sublayer read.
+    """
+    size = 4 if config.dtype is Dtype.FLOAT32 else 2
+    D, F, C = config.d_model, config.d_ff, config.head_width
+    hidden = 2 if config.feed_forward is FeedForward.SWIGLU else 1
+    made = D + ((config.n_head + 2 * config.kv_heads) * C + hidden * F) / weight_shards
+    read = (config.n_head * C + F) / weight_shards
+    kept = {Remat.FULL: D, Remat.DOTS: D + made, Remat.NONE: D + made + read}
+    return size * config.n_layer * kept[config.remat]
+
+
 def _attention_flops(config: ModelConfig, attention: Products) -> float:
     T = config.context_length
     W = T if config.window is None else min(config.window, T)

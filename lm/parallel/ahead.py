@@ -12,20 +12,13 @@ from typing import Any
 import jax
 
 from lm.base.errors import RunError, UsageError
+from lm.parallel.libtpu import ALONE
 
 # Generations and their torus. A v4 is left out: libtpu describes its two cores as devices of their own.
 DIMENSIONS = {"v5e": 2, "v5p": 3, "v6e": 2}
 
-# libtpu else looks for the machine's own TPU: in a metadata service, and with a lock that one process holds.
-ENVIRONMENT = {
-    "TPU_SKIP_MDS_QUERY": "1",
-    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
-    "TPU_WORKER_ID": "0",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-    "TPU_MIN_LOG_LEVEL": "3",
-    "TPU_STDERR_LOG_LEVEL": "3",
-}
+# What is only described needs no TPU: neither the lock that one process holds, nor a log.
+ENVIRONMENT = {**ALONE, "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_MIN_LOG_LEVEL": "3", "TPU_STDERR_LOG_LEVEL": "3"}
 
 
 def described_devices(topology: str, slices: int = 1) -> list[Any]:
@@ -40,7 +33,9 @@ def described_devices(topology: str, slices: int = 1) -> list[Any]:
         raise UsageError(f"there is no slice '{topology}'", where="--topology", do=f"Known: {known}, e.g. v5e:16x16.")
     if importlib.util.find_spec("libtpu") is None:
         raise UsageError(
-            "libtpu, which compiles for TPUs, is not installed", where="--topology", do="Install the extra: lm[aot]."
+            "libtpu, which compiles for TPUs, is not installed",
+            where="--topology",
+            do="pip install -e '.[aot]' -c constraints.txt",
         )
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)

@@ -1,10 +1,7 @@
 """A sweep, top to bottom: plan, tune, train the rest, gather the table, fit, predict the held-out run, report."""
 
-import contextlib
 import dataclasses
-import signal
-import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +11,7 @@ import rich
 from lm.base.config import content_hash, to_dict
 from lm.base.errors import LmError, RunError
 from lm.base.files import write_json, write_text
-from lm.base.progress import bar, console
+from lm.base.progress import bar, console, stopped_by_sigterm
 from lm.data.corpus import Corpus, prepare
 from lm.model.accounting import count_parameters
 from lm.run.lock import locked
@@ -54,7 +51,7 @@ def sweep(ladder: Ladder, workdir: Path | str, *, launcher: Launcher | None = No
     """
     folder = SweepFolder(Path(workdir) / ladder.name)
     launcher = launcher or Local(slots(None))
-    with locked(folder.path), _stopped_by_sigterm():
+    with locked(folder.path), stopped_by_sigterm():
         corpora = _Corpora(folder.data)
         tune = _tune_cells(ladder, corpora)
         measured = _tune_rows(folder, tune)
@@ -83,19 +80,6 @@ def sweep(ladder: Ladder, workdir: Path | str, *, launcher: Launcher | None = No
         if failures:
             raise RunError(told, where=str(folder.path), do="The same command tries them again.")
     return folder.path
-
-
-@contextlib.contextmanager
-def _stopped_by_sigterm() -> Iterator[None]:
-    """SIGTERM interrupts as Ctrl-C does: a sweep that is told to end lets its cells save."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 class _Corpora:

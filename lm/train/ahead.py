@@ -141,9 +141,14 @@ def _told(
         collectives=None if sent is None else _by_axes(sent),
         roofline=None if sent is None else roofline(chip, executed / mesh.size, traffic, sent, mesh, torus),
         compile_seconds=seconds,
-        versions={name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "libtpu")},
+        versions=versions(),
         program=program.text,
     )
+
+
+def versions() -> dict[str, str]:
+    """Of what compiles."""
+    return {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "libtpu")}
 
 
 def flags(config: RunConfig) -> str:

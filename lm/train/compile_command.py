@@ -2,14 +2,17 @@
 
 import argparse
 import json
+from pathlib import Path
 from typing import Any
 
-from lm.base.config import build, load_file, override
+from lm.base.config import build, load_file, override, to_dict
 from lm.base.errors import RunError
 from lm.base.files import atomic, refuse_target
-from lm.train.ahead import as_dict, as_text, compile_step, flags
+from lm.base.progress import console, stopped_by_sigterm
+from lm.run.record import environment
+from lm.train.ahead import as_dict, as_text, compile_step, flags, versions
 from lm.train.config import RunConfig
-from lm.train.search import pick, search, table
+from lm.train.search import Candidate, Tried, layouts, pick, table, trials
 
 
 def run(args: argparse.Namespace) -> None:
@@ -18,6 +21,7 @@ def run(args: argparse.Namespace) -> None:
     Raises:
       UsageError: no such slice, no libtpu, a mesh that does not divide.
       RunError: the step does not fit (told after all that is known of it), or nothing that was searched does.
+      KeyboardInterrupt: a search was stopped by SIGINT or SIGTERM; what it had found is told.
     """
     if args.json:
         refuse_target(args.json)
@@ -26,25 +30,56 @@ def run(args: argparse.Namespace) -> None:
         _search(config, args)
         return
     found = compile_step(config, args.topology, args.slices)
-    _write(args, as_dict(found))
+    _write(args.json, as_dict(found))
     print(as_text(found))
     if not found.fits:
         raise RunError("the step does not fit", where=args.topology, do="Look for a layout that does: --search.")
 
 
 def _search(config: RunConfig, args: argparse.Namespace) -> None:
-    tried, hopeless = search(config, args.topology, args.slices, args.search)
-    rows: list[dict[str, Any]] = [
-        {"flags": flags(one.config), "fits": one.fits, "message": one.message, "found": one.found} for one in tried
-    ]
-    rows += [{"flags": flags(one.config), "fits": False, "least_bytes": one.least_bytes} for one in hopeless]
-    _write(args, {"topology": args.topology, "slices": args.slices, "layouts": rows})
-    print(f"{len(tried)} layouts of {config.batch_size} rows compiled for {args.topology}, least time first")
-    print(table(tried, hopeless))
+    possible, hopeless = layouts(config, args.topology, args.slices)
+    asked = {
+        "config": to_dict(config),
+        "topology": args.topology,
+        "slices": args.slices,
+        "versions": versions(),
+        "commit": environment()["commit"],
+    }
+    tried: list[Tried] = []
+    try:
+        with stopped_by_sigterm():
+            for one in trials(possible, args.topology, args.slices, args.search, _kept(args.json, asked)):
+                tried.append(one)
+                _write(args.json, asked | {"layouts": _rows(tried, hopeless)})
+    except KeyboardInterrupt:
+        if args.json and tried:
+            console.print(f"{args.json} keeps what was compiled: the same command goes on from there")
+        raise
+    finally:
+        print(f"{len(tried)} layouts of {config.batch_size} rows compiled for {args.topology}, least time first")
+        print(table(tried, hopeless))
     print(f"pick: lm train --config {args.config} {flags(pick(tried, args.topology).config)}")
 
 
-def _write(args: argparse.Namespace, told: Any) -> None:
-    if args.json:
-        with atomic(args.json) as file:
+def _rows(tried: list[Tried], hopeless: list[Candidate]) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = [
+        {"flags": flags(one.config), "fits": one.fits, "message": one.message, "found": one.found} for one in tried
+    ]
+    return rows + [{"flags": flags(one.config), "fits": False, "least_bytes": one.least_bytes} for one in hopeless]
+
+
+def _kept(path: Path | None, asked: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What an earlier search for the same wrote there, by flags; a layout that failed is tried again."""
+    try:
+        told = json.loads(path.read_text()) if path else {}
+    except (FileNotFoundError, ValueError):
+        return {}
+    if not isinstance(told, dict) or any(told.get(name) != value for name, value in asked.items()):
+        return {}
+    return {row["flags"]: row["found"] for row in told["layouts"] if row.get("found")}
+
+
+def _write(path: Path | None, told: Any) -> None:
+    if path:
+        with atomic(path) as file:
             json.dump(told, file, indent=2)

@@ -10,7 +10,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,11 @@ from jax.sharding import Mesh
 
 from lm.base.config import to_dict
 from lm.base.errors import RunError, UsageError
-from lm.base.progress import bar
+from lm.base.progress import bar, console
 from lm.model.accounting import count_parameters
 from lm.model.attention import Attention
-from lm.model.config import Dtype, Remat
-from lm.model.execution import executed_flops_per_token
+from lm.model.config import Remat
+from lm.model.execution import executed_flops_per_token, least_saved
 from lm.model.fused import choose
 from lm.parallel.ahead import described_devices
 from lm.parallel.chips import Chip, chip_of
@@ -66,8 +66,14 @@ class Tried:
         return self.found is not None and not self.excess
 
 
-def candidates(config: RunConfig, topology: str, slices: int = 1) -> list[Candidate]:
-    """The layouts of the same step that divide over the slices, the fastest by guess first."""
+def layouts(config: RunConfig, topology: str, slices: int = 1) -> tuple[list[Candidate], list[Candidate]]:
+    """The layouts of the same step that divide over the slices: those that may fit, and those that cannot.
+
+    Each list begins with the fastest by guess.
+
+    Raises:
+      UsageError: nothing divides over the slices.
+    """
     devices = described_devices(topology, slices)
     chip = chip_of(devices[0].device_kind)
     assert chip is not None
@@ -96,37 +102,38 @@ def candidates(config: RunConfig, topology: str, slices: int = 1) -> list[Candid
         attention = choose(model, model.context_length, made(mesh), flax_rules(mesh.rules))
         least = _least_bytes(tried, *held(mesh), len(devices))
         found.append(Candidate(tried, least, _guess(tried, chip, len(devices), attention)))
-    return sorted(found, key=lambda one: one.guess)
-
-
-def search(config: RunConfig, topology: str, slices: int, most: int) -> tuple[list[Tried], list[Candidate]]:
-    """Compiles up to `most` candidates; returns them, the best first, and those that cannot fit.
-
-    What needs more memory than a layout that did not fit is passed over.
-
-    Raises:
-      UsageError: nothing divides over the slices.
-    """
-    every = candidates(config, topology, slices)
-    if not every:
+    if not found:
         raise UsageError(
             f"no mesh divides a batch of {config.batch_size} rows over {topology}",
             where="config.batch_size",
             do="Make it a multiple of the number of chips.",
         )
-    chip = chip_of(described_devices(topology, slices)[0].device_kind)
-    assert chip is not None
-    hopeless = [one for one in every if one.least_bytes > chip.hbm_bytes]
+    found.sort(key=lambda one: one.guess)
+    possible = [one for one in found if one.least_bytes <= chip.hbm_bytes]
+    return possible, [one for one in found if one.least_bytes > chip.hbm_bytes]
+
+
+def trials(
+    possible: list[Candidate], topology: str, slices: int, most: int, kept: Mapping[str, dict[str, Any]]
+) -> Iterator[Tried]:
+    """Compiles up to `most` of the layouts in their order, says what became of each, and yields it.
+
+    What needs more memory than a layout that did not fit is passed over. `kept` holds what is known already, by the
+    layout's flags.
+    """
     tried: list[Tried] = []
     with bar(f"compile for {topology}", most) as progress, tempfile.TemporaryDirectory() as folder:
-        for one in every:
-            if len(tried) == most or one in hopeless:
+        for one in possible:
+            if len(tried) == most:
+                return
+            if any(before.excess and _holds_more(one.config, before.config) for before in tried):
                 continue
-            if any(not before.fits and _holds_more(one.config, before.config) for before in tried):
-                continue
-            progress.update(len(tried), flags(one.config))
-            tried.append(_compiled(one.config, topology, slices, Path(folder)))
-    return sorted(tried, key=_rank), hopeless
+            layout = flags(one.config)
+            progress.update(len(tried), layout)
+            known = kept.get(layout)
+            tried.append(Tried(one.config, known) if known else _compiled(one.config, topology, slices, Path(folder)))
+            console.print(_row(str(len(tried)), tried[-1]), markup=False, highlight=False, soft_wrap=True)
+            yield tried[-1]
 
 
 def _compiled(config: RunConfig, topology: str, slices: int, folder: Path) -> Tried:
@@ -146,18 +153,8 @@ def _compiled(config: RunConfig, topology: str, slices: int, folder: Path) -> Tr
 def table(tried: list[Tried], hopeless: list[Candidate]) -> str:
     """The trials as lines: what fits by time, then near misses by what was missing, then failures."""
     lines = ["  rank  memory GiB  step s (overlapped - serial)  utilisation  bound    layout"]
-    for number, one in enumerate(tried, 1):
-        if one.found is None:
-            lines.append(f"  {'-':>4}  failed: {one.message}  {flags(one.config)}")
-        elif not one.fits:
-            lines.append(f"  {'-':>4}  {'misses by':>10} {one.excess / 2**30:.2f} GiB{'':38}{flags(one.config)}")
-        else:
-            roof, peak = one.found["roofline"], one.found["memory"]["peak"]
-            fast, slow = roof["overlapped"], roof["serial"]
-            lines.append(
-                f"  {number:>4}  {peak / 2**30:10.2f}  {fast['seconds']:12.3f} - {slow['seconds']:<13.3f}  "
-                f"{fast['utilisation']:4.0%} - {slow['utilisation']:<4.0%}  {roof['bound']:7}  {flags(one.config)}"
-            )
+    for number, one in enumerate(sorted(tried, key=_rank), 1):
+        lines.append(_row(str(number) if one.fits else "-", one))
     if hopeless:
         nearest = min(hopeless, key=lambda one: one.least_bytes)
         lines.append(
@@ -167,14 +164,27 @@ def table(tried: list[Tried], hopeless: list[Candidate]) -> str:
     return "\n".join(lines)
 
 
+def _row(place: str, one: Tried) -> str:
+    if one.found is None:
+        return f"  {place:>4}  failed: {one.message}  {flags(one.config)}"
+    if not one.fits:
+        return f"  {place:>4}  {'misses by':>10} {one.excess / 2**30:.2f} GiB{'':38}{flags(one.config)}"
+    roof, peak = one.found["roofline"], one.found["memory"]["peak"]
+    fast, slow = roof["overlapped"], roof["serial"]
+    return (
+        f"  {place:>4}  {peak / 2**30:10.2f}  {fast['seconds']:12.3f} - {slow['seconds']:<13.3f}  "
+        f"{fast['utilisation']:4.0%} - {slow['utilisation']:<4.0%}  {roof['bound']:7}  {flags(one.config)}"
+    )
+
+
 def pick(tried: list[Tried], topology: str) -> Tried:
     """The layout with the least time, nothing overlapped.
 
     Raises:
       RunError: none fits.
     """
-    best = next((one for one in tried if one.fits), None)
-    if best is None:
+    best = min(tried, key=_rank, default=None)
+    if best is None or not best.fits:
         raise RunError("no layout that was tried fits", where=topology, do="Try more (--search N), or more chips.")
     return best
 
@@ -210,8 +220,7 @@ def _least_bytes(config: RunConfig, params: int, state: int, chips: int) -> int:
     """State and gradients, what the blocks save for the backward pass at the least, and the logits."""
     model, tensor = config.model, config.mesh.tensor
     tokens = config.tokens_per_step * tensor // (config.accumulate * chips)
-    size = 4 if model.dtype is Dtype.FLOAT32 else 2
-    return state + params + tokens * (model.n_layer * model.d_model * size + 4 * model.vocab_size // tensor)
+    return state + params + round(tokens * (least_saved(model, tensor) + 4 * model.vocab_size / tensor))
 
 
 def _guess(config: RunConfig, chip: Chip, chips: int, attention: Attention) -> float:

@@ -1,6 +1,7 @@
 """What a step executes, against every product in the jaxpr of the step."""
 
 import dataclasses
+import math
 
 import flax.linen as nn
 import jax
@@ -10,7 +11,7 @@ import pytest
 from lm.model.accounting import Flops, flops_per_token, jaxpr_dot_flops
 from lm.model.attention import Plain
 from lm.model.config import FeedForward, ModelConfig, Remat
-from lm.model.execution import executed_flops_per_token, least_traffic
+from lm.model.execution import executed_flops_per_token, least_saved, least_traffic
 from lm.model.fused import Kernel
 from lm.model.transformer import Transformer
 
@@ -52,3 +53,16 @@ def test_traffic_grows_with_tokens_microbatches_and_recomputation_and_falls_with
     # one more microbatch reads every weight of a product three times more, in float32
     weights = MODEL.n_layer * (16 * 4 * 2 * (4 + 2) + 3 * 16 * 24) + 16 * 32
     assert traffic(microbatches=2) - traffic() == 3 * 4 * weights
+
+
+@pytest.mark.parametrize("remat", list(Remat))
+@pytest.mark.parametrize("feed_forward", list(FeedForward))
+def test_blocks_keep_at_least_what_is_said_and_not_three_times_as_much(remat, feed_forward):
+    config = dataclasses.replace(MODEL, remat=remat, feed_forward=feed_forward)
+    model, tokens = Transformer(config), jnp.zeros((1, config.context_length), jnp.int32)
+    params = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), tokens))
+    kept = jax.eval_shape(lambda params: jax.vjp(lambda params: model.apply(params, tokens), params)[1], params)
+    # One row: what is stacked over layers and goes with the tokens begins with these lengths.
+    stacked = [leaf for leaf in jax.tree.leaves(kept) if leaf.shape[:3] == (config.n_layer, 1, config.context_length)]
+    numbers = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in stacked) / config.context_length
+    assert least_saved(config, 1) <= numbers < 3 * least_saved(config, 1)

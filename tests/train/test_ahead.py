@@ -1,6 +1,9 @@
 """A train step compiled for TPUs that are not here, in this very process, whose own devices stay CPUs."""
 
+import dataclasses
 import json
+import os
+import signal
 import subprocess
 import sys
 
@@ -9,15 +12,16 @@ import jax.numpy as jnp
 import pytest
 
 from lm.base.config import build, override, to_dict
-from lm.base.errors import UsageError
+from lm.base.errors import RunError, UsageError
 from lm.cli import main
 from lm.model.accounting import Flops, count_parameters, step_flops
+from lm.model.config import Remat
 from lm.parallel.ahead import described_devices
 from lm.parallel.mesh import MeshConfig, make_mesh
 from lm.train import search as searching
-from lm.train.ahead import as_dict, as_text, compile_step
+from lm.train.ahead import as_dict, as_text, compile_step, flags
 from lm.train.config import RunConfig
-from lm.train.search import Tried, candidates, pick, search, table
+from lm.train.search import Tried, layouts, pick, table, trials
 
 SLICE = "v5e:2x2"
 BASE = {
@@ -46,7 +50,7 @@ def test_an_unknown_slice_is_refused_with_the_known_ones(capsys):
 
 def test_without_libtpu_the_extra_is_named(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"libtpu.* is not installed\. Install the extra: lm\[aot\]"):
+    with pytest.raises(UsageError, match=r"libtpu.* is not installed\. pip install -e '\.\[aot\]'"):
         described_devices(SLICE)
 
 
@@ -143,9 +147,9 @@ def test_a_step_that_does_not_fit_is_told_with_what_is_missing(tmp_path, capsys)
 @pytest.mark.slow
 def test_every_layout_divides_and_what_holds_less_is_guessed_no_faster():
     libtpu()
-    found = candidates(config("model.vocab_size=256"), SLICE)
-    layouts = {(one.config.mesh, one.config.model.remat, one.config.accumulate) for one in found}
-    assert len(layouts) == len(found) >= 12
+    found, hopeless = layouts(config("model.vocab_size=256"), SLICE)
+    assert not hopeless
+    assert len({(one.config.mesh, one.config.model.remat, one.config.accumulate) for one in found}) == len(found) >= 12
     for one in found:
         mesh = one.config.mesh
         assert mesh.data * mesh.fsdp * mesh.tensor == 4
@@ -155,36 +159,77 @@ def test_every_layout_divides_and_what_holds_less_is_guessed_no_faster():
     assert [one.guess for one in found] == sorted(one.guess for one in found)
     data = [one for one in found if one.config.mesh == MeshConfig(data=4, fsdp=1)]
     least = {(one.config.model.remat.value, one.config.accumulate): one.least_bytes for one in data}
-    assert least["full", 2] < least["full", 1]
+    assert least["full", 2] < least["full", 1] < least["dots", 1] < least["none", 1]
 
 
 def test_a_batch_that_no_mesh_divides_is_refused():
     libtpu()
     with pytest.raises(UsageError, match="no mesh divides a batch of 7 rows over v5e:2x2"):
-        search(config("batch_size=7"), SLICE, 1, 3)
+        layouts(config("batch_size=7"), SLICE)
+
+
+def recomputed_blocks_fit(tried, topology, slices, folder):
+    """A compiler that has room for recomputed blocks only, and likes no sharded parameters."""
+    seconds = {"seconds": 1.0 if tried.mesh.fsdp == 1 else 2.0, "utilisation": 0.5}
+    roof = {"overlapped": seconds, "serial": seconds, "bound": "compute"}
+    excess = 0 if tried.model.remat is Remat.FULL else 2**30
+    return Tried(tried, {"excess": excess, "roofline": roof, "memory": {"peak": 2**30}})
 
 
 def test_a_search_passes_over_what_needs_more_than_what_did_not_fit(monkeypatch):
-    """With a compiler that has room for recomputed blocks only."""
     libtpu()
+    monkeypatch.setattr(searching, "_compiled", recomputed_blocks_fit)
+    possible, hopeless = layouts(config(), SLICE)
+    assert not hopeless
+    tried = list(trials(possible, SLICE, 1, 100, {}))
+    for number, one in enumerate(tried):
+        assert not any(searching._holds_more(one.config, before.config) for before in tried[:number] if before.excess)
+    assert {one.config.model.remat for one in tried if one.fits} == {Remat.FULL}
+    assert pick(tried, SLICE).config.mesh.fsdp == 1
+    rows = table(tried, []).splitlines()[1:]
+    missed = ["misses by 1.00 GiB" in row for row in rows]
+    assert missed == sorted(missed)  # near misses come last
+    assert any(missed)
 
-    def compiled(tried, topology, slices, folder):
-        remat = tried.model.remat.value
-        seconds = {"seconds": 1.0 if tried.mesh.fsdp == 1 else 2.0, "utilisation": 0.5}
-        roof = {"overlapped": seconds, "serial": seconds, "bound": "compute"}
-        excess = 0 if remat == "full" else 2**30
-        return Tried(tried, {"excess": excess, "roofline": roof, "memory": {"peak": 2**30}})
+
+def test_a_layout_whose_compiler_fails_is_a_row_with_its_reason(monkeypatch):
+    libtpu()
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    failed = next(trials(layouts(config(), SLICE)[0], SLICE, 1, 1, {}))
+    assert not failed.fits
+    fine = recomputed_blocks_fit(config("model.remat=full"), SLICE, 1, None)
+    assert table([failed, fine], []).splitlines()[-1] == f"     -  failed: no message  {flags(failed.config)}"
+    assert pick([failed, fine], SLICE) is fine
+    with pytest.raises(RunError, match="no layout that was tried fits"):
+        pick([failed], SLICE)
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_a_search_that_is_stopped_tells_what_it_has_and_goes_on_from_there(monkeypatch, tmp_path, capsys, stop):
+    libtpu()
+    asked = []
+
+    def compiled(tried, *others):
+        asked.append(flags(tried))
+        if len(asked) == 2:
+            os.kill(os.getpid(), stop)
+        found = recomputed_blocks_fit(override(tried, ["model.remat=full"]), *others)
+        return dataclasses.replace(found, config=tried)
 
     monkeypatch.setattr(searching, "_compiled", compiled)
-    tried, hopeless = search(config(), SLICE, 1, 100)
-    assert not hopeless
-    for number, one in enumerate(tried):
-        assert not any(searching._holds_more(one.config, before.config) for before in tried[:number] if not before.fits)
-    assert {one.config.model.remat.value for one in tried if one.fits} == {"full"}
-    fitting = [one.fits for one in tried]
-    assert fitting == sorted(fitting, reverse=True)
-    assert pick(tried, SLICE).config.mesh.fsdp == 1
-    assert "misses by" in table(tried, [])
+    (tmp_path / "config.json").write_text(json.dumps(to_dict(config())))
+    argv = ["compile", "--config", str(tmp_path / "config.json"), "--topology", SLICE, "--search", "5"]
+    argv += ["--json", str(tmp_path / "found.json")]
+    assert main(argv) == 130
+    told = capsys.readouterr()
+    assert told.out.startswith("1 layouts of 8 rows compiled")
+    assert "the same command goes on from there" in told.err
+    assert main(argv) == 0
+    assert capsys.readouterr().out.startswith("5 layouts of 8 rows compiled")
+    assert len(set(asked)) == 5
+    assert asked.count(asked[0]) == 1
+    assert main([*argv, "--config.batch_size=16"]) == 0  # another question: everything anew
+    assert len(asked) == 6 + 5
 
 
 @pytest.mark.slow
