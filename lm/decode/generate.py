@@ -131,9 +131,7 @@ class Decoder:
         row_N, sample_N = np.divmod(np.arange(len(prompts) * request.samples, dtype=np.uint32), request.samples)
         if request.samples > 1:
             read = repeated(read, row_N)
-        fold = jax.vmap(jax.random.fold_in)
-        seed_N = jnp.broadcast_to(jax.random.key(request.seed), row_N.shape)
-        key_N = fold(fold(seed_N, jnp.asarray(first + row_N)), jnp.asarray(sample_N))
+        key_N = folded(folded(jax.random.key(request.seed), first + row_N), sample_N)
         return self._first(read, [prompts[row] for row in row_N], key_N, request)
 
     def go_on(self, session: Session, prompts: Sequence[np.ndarray], request: Request | None = None) -> Session:
@@ -154,7 +152,7 @@ class Decoder:
             for known, answer in zip(session.context, self.completions(session), strict=True)
         ]
         context = [np.concatenate(parts).astype(np.int32) for parts in zip(before, prompts, strict=True)]
-        key_B = jax.vmap(jax.random.fold_in, in_axes=(0, None))(state.key_B, state.step)
+        key_B = folded(state.key_B, state.step)
         kept_B = np.array([len(known) - 1 for known in before], np.int32)  # the last one is chosen, but not read yet
         cache = forget(state.cache, jnp.asarray(kept_B))
         if self._lost(cache, kept_B):
@@ -297,7 +295,7 @@ class Decoder:
         for row, prompt in enumerate(prompts):
             if len(prompt) == 0:
                 raise UsageError(f"prompt {row} is empty", where="prompts", do="Begin with the end-of-text token.")
-            if min(prompt) < 0 or max(prompt) >= self.config.vocab_size:
+            if prompt.min() < 0 or prompt.max() >= self.config.vocab_size:
                 what = f"prompt {row} has an id outside the vocabulary of {self.config.vocab_size}"
                 raise UsageError(what, where="prompts")
         return np.array([len(prompt) for prompt in prompts])
@@ -339,6 +337,12 @@ def _check_numbers(row: int, raw: np.ndarray, processed: np.ndarray) -> None:
 
 
 longer = jax.jit(grow, static_argnums=(1, 2))
+
+
+@jax.jit
+def folded(key: jax.Array, number: jax.Array) -> jax.Array:
+    """Keys with numbers folded in; a single key or number goes with each of the others."""
+    return jnp.vectorize(jax.random.fold_in)(key, number)
 
 
 @jax.jit

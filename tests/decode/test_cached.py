@@ -10,7 +10,7 @@ import pytest
 
 from lm.decode.weights import lay_out
 from lm.model.cache import empty_cache, grow
-from lm.model.config import CacheDtype, Dtype, Norm, Positions
+from lm.model.config import CacheDtype, Dtype, FeedForward, Norm, Positions
 from lm.model.transformer import Transformer
 from tests.decode.caches import assert_holds_the_same, held
 from tests.model import variants
@@ -146,6 +146,14 @@ def rows_of_tokens():
 
 def full_forward(config):
     return np.asarray(variants.logits(config, variants.parameters(config), rows_of_tokens()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("feed_forward", tuple(FeedForward))
+def test_hidden_units_added_to_a_width_of_whole_pages_change_nothing(feed_forward):
+    if jax.default_backend() == "cpu":
+        assert laid(shape(d_ff=1024))[0].config.d_ff > 1024
+    compare_with_full_forward({"d_ff": 1024, "feed_forward": feed_forward, "bias": True, "layout": "unstacked"})
 
 
 @pytest.mark.slow
