@@ -412,7 +412,7 @@ def _eval(parser: argparse.ArgumentParser) -> Runner:
         if args.per_token:
             refuse_target(args.per_token)
         with _team(args) as team:
-            loaded = load_run(args.checkpoint)
+            loaded = load_run(args.checkpoint, team)
             done = evaluate(loaded, args.text, window=args.window, stride=args.stride, separator=args.separator)
             if team.first:
                 if args.per_token:

@@ -59,7 +59,8 @@ class Team:
         """Process 0's `value` (JSON), once all processes have come to the point `name`.
 
         Raises:
-          RunError: some process has not come within `seconds` (None: for as long as it lives); the message names it.
+          RunError: some process has not come within `seconds` (None: for as long as it lives), or has come to another
+            point instead; the message names it.
         """
         return value
 
@@ -208,7 +209,13 @@ class _Several(Team):
         if not self.first:
             self._send(0, {"at": point})
         with self._news:
-            if not self._news.wait_for(lambda: not absent(point), seconds):
+            come = self._news.wait_for(lambda: self._strayed(point) or not absent(point), seconds)
+            if strayed := self._strayed(point):
+                raise RunError(
+                    f"process 0 has come to '{name}' and {named(list(strayed))} to {', '.join(strayed.values())}",
+                    do="Start all processes with the same command, code and files.",
+                )
+            if not come:
                 raise RunError(
                     f"process {self.index} waited {seconds:g} s at '{name}' for {named(absent(point))}",
                     do="It lives and does something else: look at what it says.",
@@ -254,6 +261,12 @@ class _Several(Team):
 
     def _absent(self, point: str) -> list[int]:
         return [peer for peer in range(1, self.count) if self._points.get(peer) != point]
+
+    def _strayed(self, point: str) -> dict[int, str]:
+        """Peers that wait at another point of the same number, which none of the others will come to."""
+        count, _, name = point.partition(" ")
+        at = {peer: theirs.partition(" ") for peer, theirs in self._points.items()}
+        return {peer: f"'{other}'" for peer, (passed, _, other) in at.items() if passed == count and other != name}
 
     def _undecided(self, point: str) -> list[int]:
         return [] if point in self._decided else [0]

@@ -18,11 +18,11 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
-from jax.experimental import multihost_utils
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, EveryNSteps, LatestN, PreservationPolicy
 
-from lm.base.errors import LmError, RunError, UsageError, type_and_line
+from lm.base.errors import RunError, UsageError, type_and_line
 from lm.base.files import disk_full, is_remote
+from lm.parallel.processes import POINT_SECONDS, Team
 from lm.run import integrity
 
 Tree = TypeVar("Tree")
@@ -49,10 +49,11 @@ class Checkpoints:
       path: the folder; made when absent. What an interrupted save left in it is removed.
       keep: how many of the newest are kept.
       keep_every: those at multiples of so many steps are kept too; 0: none.
+      team: the processes; the first decides which checkpoint is restored.
     """
 
-    def __init__(self, path: Path | epath.Path | str, keep: int, keep_every: int = 0):
-        self.path = _absolute(path)
+    def __init__(self, path: Path | epath.Path | str, keep: int, keep_every: int = 0, team: Team = Team()):
+        self.path, self._team = _absolute(path), team
         self._kept: list[PreservationPolicy] = [LatestN(keep)]
         if keep_every:
             self._kept.append(EveryNSteps(keep_every))
@@ -106,10 +107,10 @@ class Checkpoints:
           RunError: checkpoints exist and none can be used (nothing is renamed then), or the state in them has other
             leaves, shapes or types than `abstract_state`.
         """
-        steps = _steps(self.path)
+        steps = self._team.agreed("the list of checkpoints", _steps(self.path))
         if not steps:
             return None
-        found = _newest_whole(self._manager, self.path, steps, accept)
+        found = _newest_whole(self._manager, self.path, steps, accept, self._team)
         state = _read(self._manager, self.path, found.step, abstract_state)
         self._set_aside(found.skipped)
         return Restored(found.step, state, found.meta, list(found.skipped.values()))
@@ -118,12 +119,12 @@ class Checkpoints:
         if not steps:
             return
         self._manager.close()
-        if jax.process_index() == 0:
+        if self._team.first:
             for step in steps:
                 aside = self.path / f"{step}.corrupt"
                 aside.rmtree(missing_ok=True)
                 (self.path / str(step)).rename(aside)
-        multihost_utils.sync_global_devices("checkpoints set aside")
+        self._team.agreed("checkpoints set aside")
         self._manager = self._open()
 
     def _open(self) -> ocp.CheckpointManager:
@@ -146,7 +147,7 @@ def latest_step(path: Path | epath.Path | str) -> int | None:
     return max(_steps(epath.Path(path)), default=None)
 
 
-def load_params(path: Path | epath.Path | str, abstract_params: Tree) -> tuple[int, Tree]:
+def load_params(path: Path | epath.Path | str, abstract_params: Tree, team: Team = Team()) -> tuple[int, Tree]:
     """The step of the newest whole checkpoint in `path` and its tree under `params`; the rest of it is not read.
 
     A newer checkpoint that is not whole is named in a logged warning; nothing is renamed or written.
@@ -154,17 +155,18 @@ def load_params(path: Path | epath.Path | str, abstract_params: Tree) -> tuple[i
     Args:
       path: the `checkpoints` folder of a run, which may be going on.
       abstract_params: the tree of `jax.ShapeDtypeStruct`, with shardings, that the parameters come back as.
+      team: the processes that load them together.
 
     Raises:
       UsageError: there are no checkpoints.
       RunError: none is whole, or the parameters have other leaves, shapes or types than `abstract_params`.
     """
     path = _absolute(path)
-    steps = _steps(path)
+    steps = team.agreed("the list of checkpoints", _steps(path))
     if not steps:
         raise UsageError("there is no checkpoint", where=str(path), do="Name a run that has saved one.")
     with _manager(path, read_only=True) as manager:
-        found = _newest_whole(manager, path, steps, None)
+        found = _newest_whole(manager, path, steps, None, team)
         for line in found.skipped.values():
             _log.warning("%s: %s", path, line)
         return found.step, _read(manager, path, found.step, {"params": abstract_params}, partial=True)["params"]
@@ -182,13 +184,15 @@ def _newest_whole(
     path: epath.Path,
     steps: Iterable[int],
     accept: Callable[[dict[str, Any]], None] | None,
+    team: Team,
 ) -> _Found:
     skipped: dict[int, str] = {}
     for step in sorted(steps, reverse=True):
-        why = _agreed(integrity.defect, path / str(step))
+        # Process 0 reads every byte, which takes as long as it takes.
+        why = _judged(team, f"the files of checkpoint {step}", integrity.defect, path / str(step), seconds=None)
         if why is None:
             meta = manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
-            why = None if accept is None else _agreed(_refusal, accept, meta)
+            why = None if accept is None else _judged(team, f"the meta of checkpoint {step}", _refusal, accept, meta)
             if why is None:
                 return _Found(step, meta, skipped)
         skipped[step] = f"checkpoint {step} is passed over: {why}"
@@ -199,20 +203,13 @@ def _newest_whole(
     )
 
 
-def _agreed(judge: Callable[..., str | None], *what: Any) -> str | None:
+def _judged(
+    team: Team, name: str, judge: Callable[..., str | None], *what: Any, seconds: float | None = POINT_SECONDS
+) -> str | None:
     """Process 0 judges, for all: each must go on to the same checkpoint, and only process 0 need see every file."""
-    if jax.process_count() == 1:
-        return judge(*what)
-    why, error = None, None
-    if jax.process_index() == 0:
-        try:
-            why = judge(*what)
-        except LmError as raised:  # told to the others first, which would wait for ever
-            error = raised
-    passed_over, ended = multihost_utils.broadcast_one_to_all(np.array([why is not None, error is not None]))
-    if ended:
-        raise error or UsageError("process 0 has ended the search for a checkpoint and says why")
-    return (why or "process 0 says why") if passed_over else None
+    with team.telling():
+        why = judge(*what) if team.first else None
+    return team.agreed(name, why, seconds=seconds)
 
 
 def _refusal(accept: Callable[[dict[str, Any]], None], meta: dict[str, Any]) -> str | None:

@@ -15,6 +15,7 @@ from lm.data.tokenizer import Tokenizer, load_tokenizer
 from lm.model.config import ModelConfig
 from lm.model.transformer import Transformer
 from lm.parallel.mesh import MeshConfig, make_mesh
+from lm.parallel.processes import Team
 from lm.parallel.rules import placed
 from lm.run.checkpoint import load_params
 from lm.run.folder import RunFolder
@@ -31,8 +32,8 @@ class LoadedModel:
     step: int
 
 
-def load_model(path: Path | str) -> LoadedModel:
-    """Loads the newest checkpoint of a run folder, local or gs://, onto this machine's devices, each the whole.
+def load_model(path: Path | str, team: Team = Team()) -> LoadedModel:
+    """Loads the newest checkpoint of a run folder, local or gs://, onto the devices of `team`, each the whole.
 
     Raises:
       UsageError: not a run folder, no checkpoint yet, or the tokenizer's file has changed since.
@@ -40,7 +41,7 @@ def load_model(path: Path | str) -> LoadedModel:
     """
     if is_remote(path):
         with mirrored(str(path), read_only=True) as local:
-            return load_model(local)
+            return load_model(local, team)
     folder = RunFolder(Path(path))
     recorded = folder.read_config()
     model = build(ModelConfig, recorded["config"].get("model", {}), "config.model")
@@ -48,5 +49,5 @@ def load_model(path: Path | str) -> LoadedModel:
     if tokenizer.fingerprint != recorded["identity"].get("tokenizer"):
         raise UsageError("the tokenizer is not the one that the run was trained with", where=tokenizer.spec)
     boxed = jax.eval_shape(Transformer(model).init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
-    step, params = load_params(folder.checkpoints, placed(boxed, make_mesh(MeshConfig()))["params"])
+    step, params = load_params(folder.checkpoints, placed(boxed, make_mesh(MeshConfig()))["params"], team)
     return LoadedModel(model, params, tokenizer, step)

@@ -85,7 +85,7 @@ def train(
         tokenizer = load_tokenizer(config.data.tokenizer)
         check_vocabulary(config, tokenizer)
         check_mesh(config, mesh)
-        source = read_source(config, mesh, RunFolder(workdir), tokenizer.fingerprint)
+        source = read_source(config, mesh, RunFolder(workdir), tokenizer.fingerprint, team)
         with team.first_alone("the corpus"):
             if team.first:
                 stack.enter_context(locked(workdir))
@@ -109,7 +109,7 @@ def train(
             return finished
         metrics = stack.enter_context(MetricsLog(folder.metrics) if team.first else NoLog(folder.metrics))
         timing = stack.enter_context(RowLog(folder.timing) if team.first else NoLog(folder.timing))
-        checkpoints = Checkpoints(folder.checkpoints, config.checkpoints_kept, config.checkpoints_kept_every)
+        checkpoints = Checkpoints(folder.checkpoints, config.checkpoints_kept, config.checkpoints_kept_every, team)
         stack.enter_context(contextlib.closing(checkpoints))
 
         # Start: resume, fine-tune, initialise from, or fresh.

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from lm.base.config import build
 from lm.base.files import is_remote
+from lm.parallel.processes import Team
 from lm.run.folder import RunFolder
 from lm.run.remote import mirrored
 from lm.run.restore import LoadedModel, load_model
@@ -18,7 +19,7 @@ class LoadedRun(LoadedModel):
     config: RunConfig
 
 
-def load_run(path: Path | str) -> LoadedRun:
+def load_run(path: Path | str, team: Team = Team()) -> LoadedRun:
     """As `lm.run.restore.load_model`, with the run's configuration.
 
     Raises:
@@ -27,7 +28,7 @@ def load_run(path: Path | str) -> LoadedRun:
     """
     if is_remote(path):
         with mirrored(str(path), read_only=True) as local:
-            return load_run(local)
+            return load_run(local, team)
     config = build(RunConfig, RunFolder(Path(path)).read_config()["config"])
-    loaded = load_model(path)
+    loaded = load_model(path, team)
     return LoadedRun(loaded.model, loaded.params, loaded.tokenizer, loaded.step, config)

@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 
 from lm.base.config import build, differences
 from lm.base.errors import RunError, UsageError
+from lm.parallel.processes import Team
 from lm.run.checkpoint import Checkpoints, latest_step, load_params
 from lm.run.folder import RunFolder
 from lm.run.record import MetricsLog, Position
@@ -94,18 +95,20 @@ def start(
     return Start({**state, "params": source.params}, 0, f"{how} {config.init_from}", config.accumulate)
 
 
-def read_source(config: RunConfig, mesh: Mesh, folder: RunFolder, tokenizer: str) -> Source | None:
+def read_source(config: RunConfig, mesh: Mesh, folder: RunFolder, tokenizer: str, team: Team = Team()) -> Source | None:
     """The final parameters of the run that `init_from` names; None without one, and in a folder that has begun.
 
     Args:
       tokenizer: fingerprint of the one that this run trains with.
+      team: the processes that train it; the first says whether it has begun.
 
     Raises:
       UsageError: it is no finished run, or does not fit this model or tokenizer.
       RunError: none of its checkpoints can be used.
     """
     init_from = config.init_from
-    if init_from is None or folder.result.exists() or latest_step(folder.checkpoints) is not None:
+    begun = folder.result.exists() or latest_step(folder.checkpoints) is not None
+    if init_from is None or team.agreed("whether the run has begun", begun):
         return None
     source = RunFolder(Path(init_from))
     recorded = source.read_config()
@@ -120,7 +123,7 @@ def read_source(config: RunConfig, mesh: Mesh, folder: RunFolder, tokenizer: str
             where=init_from,
             do="Give this run the same model.",
         )
-    step, params = load_params(source.checkpoints, asked)
+    step, params = load_params(source.checkpoints, asked, team)
     if step != theirs.steps:
         raise UsageError(
             f"its last whole checkpoint is of step {step}, not of its last step {theirs.steps}",

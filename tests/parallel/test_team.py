@@ -107,6 +107,14 @@ def test_a_point_that_a_living_process_does_not_reach_is_named_with_it(team):
         other.agreed("start", seconds=0.1)
 
 
+def test_processes_that_come_to_different_points_are_named_at_once(team):
+    first, far = team(0, 3)
+    say(far[1], at="1 start")
+    say(far[2], at="1 the end")
+    with pytest.raises(RunError, match="process 0 has come to 'start' and process 2 to 'the end'"):
+        first.agreed("start", seconds=None)
+
+
 def test_what_another_process_was_given_is_compared_with_process_0s(team):
     other, far = team(1)
     say(far[0], go="1 run", value={"steps": 3, "shape": [1, 2]})

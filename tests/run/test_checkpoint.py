@@ -82,34 +82,38 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-index, address, path = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-jax.config.update("jax_cpu_collectives_implementation", "gloo")
-jax.distributed.initialize(address, 2, index)
-from jax.experimental import multihost_utils
-
-from lm.base.errors import RunError
+from lm.base.errors import RunError, UsageError
+from lm.parallel.launcher import Group
+from lm.parallel.processes import joined
 from lm.run.checkpoint import Checkpoints
 
-mesh = jax.make_mesh((2,), ("data",), (jax.sharding.AxisType.Auto,))
-sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
-checkpoints = Checkpoints(path, keep=3)
-for step in (1, 2, 3):
-    whole = np.full((8, 4), step, np.float32)
-    state = {"w": jax.make_array_from_callback(whole.shape, sharding, lambda part: whole[part])}
-    checkpoints.save(step, state, {"step": step})
-checkpoints.wait()
-multihost_utils.sync_global_devices("saved")
+index, address, path = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 
 def accept(meta):
     assert index == 0
     if meta["step"] == 3:
         raise RunError("its rows are gone")
 
-found = checkpoints.restore_latest({"w": jax.ShapeDtypeStruct((8, 4), jnp.float32, sharding=sharding)}, accept)
-checkpoints.save(3, state, {"step": 3})
-checkpoints.close()
-(shard,) = found.state["w"].addressable_shards
-print("found", found.step, shard.index[0].start, float(shard.data[0, 0]))
+def refuse(meta):
+    raise UsageError("another data pipeline")
+
+with joined(Group(address, 2, index, "a test")) as team:
+    mesh = jax.make_mesh((2,), ("data",), (jax.sharding.AxisType.Auto,))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    checkpoints = Checkpoints(path, keep=3, team=team)
+    for step in (1, 2, 3):
+        whole = np.full((8, 4), step, np.float32)
+        state = {"w": jax.make_array_from_callback(whole.shape, sharding, lambda part: whole[part])}
+        checkpoints.save(step, state, {"step": step})
+    checkpoints.wait()
+    team.agreed("saved")
+    wanted = {"w": jax.ShapeDtypeStruct((8, 4), jnp.float32, sharding=sharding)}
+    found = checkpoints.restore_latest(wanted, accept)
+    checkpoints.save(3, state, {"step": 3})
+    checkpoints.wait()
+    (shard,) = found.state["w"].addressable_shards
+    print("found", found.step, shard.index[0].start, float(shard.data[0, 0]), *found.skipped, flush=True)
+    checkpoints.restore_latest(wanted, refuse)
 """
 
 
@@ -440,22 +444,27 @@ def test_two_processes_agree_on_the_checkpoint_and_each_gets_its_shard(tmp_path)
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", TWO_PROCESSES, str(index), address, str(path)],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
         )
         for index in (0, 1)
-    ]
+    ]  # fmt: skip
     try:
-        said = [process.communicate(timeout=120)[0] for process in processes]
+        said = [process.communicate(timeout=300) for process in processes]
     finally:
         for process in processes:
             process.kill()
-    assert [text[text.index("found") :].split() for text in said] == [
-        ["found", "2", "0", "2.0"],
-        ["found", "2", "4", "2.0"],
+    passed_over = "checkpoint 3 is passed over: its rows are gone"
+    assert [out[out.index("found") :].strip() for out, _ in said] == [
+        f"found 2 0 2.0 {passed_over}",
+        f"found 2 4 2.0 {passed_over}",
     ]
     assert sorted(child.name for child in path.iterdir()) == ["1", "2", "3", "3.corrupt"]
+    # What process 0 refuses ends both, each with its reason.
+    assert [process.returncode for process in processes] == [2, 2]
+    assert [error.splitlines()[-1] for _, error in said] == [
+        "lm: another data pipeline",
+        "lm: process 0 of 2 ended: another data pipeline",
+    ]
 
 
 def test_the_meta_is_the_one_at_the_call_whatever_its_owner_does_next(tmp_path):
