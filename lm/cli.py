@@ -406,13 +406,13 @@ def _eval(parser: argparse.ArgumentParser) -> Runner:
 
     def run(args: argparse.Namespace) -> None:
         from lm.base.files import refuse_target
+        from lm.run.restore import load_model
         from lm.train.evaluate import as_dict, as_text, evaluate, write_per_token
-        from lm.train.restore import load_run
 
         if args.per_token:
             refuse_target(args.per_token)
         with _team(args) as team:
-            loaded = load_run(args.checkpoint, team)
+            loaded = load_model(args.checkpoint, team)
             done = evaluate(loaded, args.text, window=args.window, stride=args.stride, separator=args.separator)
             if team.first:
                 if args.per_token:
@@ -519,6 +519,45 @@ def _decompress(parser: argparse.ArgumentParser) -> Runner:
     return run
 
 
+def _import(parser: argparse.ArgumentParser) -> Runner:
+    """Makes a run folder of a Hugging Face folder: config.json, safetensors and tokenizer.json, without PyTorch."""
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="a model that was fetched before")
+    parser.add_argument("--out", required=True, type=Path, metavar="RUN", help="run folder to make")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of products (default: as config.json says)")
+    parser.add_argument("--tokenizer", metavar="SPEC", help="'bytes' or a tokenizer.json (default: the folder's own)")
+
+    def run(args: argparse.Namespace) -> None:
+        from lm.interop.importing import import_model
+        from lm.model.config import Dtype
+
+        dtype = None if args.dtype is None else Dtype(args.dtype)
+        found = import_model(args.folder, args.out, dtype=dtype, tokenizer=args.tokenizer)
+        print(f"{found.model_type}, {found.parameters:,} parameters, products in {found.model.dtype.value}: {args.out}")
+
+    return run
+
+
+def _export(parser: argparse.ArgumentParser) -> Runner:
+    """Writes a run's newest checkpoint as a Hugging Face folder that transformers loads."""
+    parser.add_argument("run_folder", metavar="RUN", help="a run folder, trained or imported")
+    parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder to make")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the tensors")
+    parser.add_argument("--shard-gb", type=float, default=5.0, metavar="G", help="largest file, 1e9 bytes (default 5)")
+
+    def run(args: argparse.Namespace) -> None:
+        from lm.interop.exporting import export_model
+        from lm.model.config import Dtype
+
+        if not args.shard_gb > 0:
+            raise UsageError(f"is {args.shard_gb}; it must be above 0", where="--shard-gb")
+        layout, files = export_model(
+            args.run_folder, args.out, dtype=Dtype(args.dtype), shard_bytes=round(args.shard_gb * 1e9)
+        )
+        print(f"{layout.architecture}, {args.dtype}, {len(files)} file(s) of tensors: {args.out}")
+
+    return run
+
+
 def _bench(parser: argparse.ArgumentParser) -> Runner:
     """Measures ours, peers and limits in turn in one run, and says how far apart they are."""
     parser.add_argument("what", choices=("train", "data", "fit", "decode"),
@@ -553,6 +592,8 @@ COMMANDS: dict[str, tuple[Callable[[argparse.ArgumentParser], Runner], str]] = {
     "generate": (_generate, "lm generate --checkpoint runs/tiny --prompt 'Once upon' --temperature 0.8 --top-p 0.95"),
     "compress": (_compress, "lm compress book.txt --checkpoint runs/tiny --compare"),
     "decompress": (_decompress, "lm decompress book.txt.lmz --checkpoint runs/tiny --out book.again.txt"),
+    "import": (_import, "lm import downloads/gpt2 --out runs/gpt2"),
+    "export": (_export, "lm export runs/tiny --out tiny-hf"),
     "bench": (_bench, "lm bench train --json train.json"),
 }
 

@@ -5,6 +5,7 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,6 +63,47 @@ def atomic(path: Path | str, mode: str = "w") -> Iterator[IO[Any]]:
         if isinstance(error, OSError) and temporary is None:
             raise RunError(f"cannot be written: {error.strerror}", where=str(path)) from error
         raise
+
+
+def refuse_filled(path: Path) -> None:
+    """Said before long work that makes the folder `path`.
+
+    Raises:
+      UsageError: it is a file, or a folder that holds something.
+      RunError: the folder that it would lie in cannot be written to.
+    """
+    if path.is_dir() and any(path.iterdir()):
+        raise UsageError("the folder holds something else", where=str(path), do="Name a new one, or delete it.")
+    if not path.is_dir():
+        if path.exists():
+            raise UsageError("is a file, not a folder", where=str(path), do="Name a new folder.")
+        refuse_target(path)
+
+
+@contextlib.contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """A temporary folder beside `path` that takes its name only when the block ends without an error.
+
+    Raises:
+      RunError: the disk is full or the folder cannot be written to; nothing of it is left then.
+      OSError: there is a folder of that name that holds something by now.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part"))
+    except OSError as error:
+        raise RunError(f"cannot be written: {error.strerror}", where=str(path)) from error
+    try:
+        part = temporary / "whole"  # a folder of its own: mkdtemp's is closed to everyone else
+        part.mkdir()
+        yield part
+        os.rename(part, path)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise disk_full(path) from error
+        raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def disk_full(path: Path | str) -> RunError:

@@ -7,9 +7,7 @@ adding documents moves none.
 import contextlib
 import dataclasses
 import json
-import os
 import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -219,19 +217,27 @@ def _refuse_overlap(train: TokenFile, held_out: TokenFile, where: str) -> None:
 
 
 def _write(paths: Sequence[Path], recipe: Recipe, known: Tokenizer | None, folder: Path) -> None:
-    with _whole_folder(folder) as part:
-        tokenizer = known or _train(paths, recipe, part / "tokenizer.json")
-        if known and known.spec != "bytes":
-            shutil.copyfile(known.spec.partition("#")[0], part / "tokenizer.json")
-        _write_tokens(paths, recipe, tokenizer, part)
-        manifest = {
-            "key": base_config.content_hash(recipe),
-            "recipe": base_config.to_dict(recipe),
-            # A trained one is named by where it ends up, not by the folder that is about to be renamed.
-            "tokenizer": {"spec": known.spec if known else "tokenizer.json", "fingerprint": tokenizer.fingerprint},
-            "sources": [path.name for path in paths],
-        }
-        files.write_json(part / _MANIFEST, manifest)
+    try:
+        with files.whole_folder(folder) as part:
+            _fill(paths, recipe, known, part)
+    except OSError:
+        if not (folder / _MANIFEST).is_file():  # else somebody was faster, and his is as whole
+            raise
+
+
+def _fill(paths: Sequence[Path], recipe: Recipe, known: Tokenizer | None, part: Path) -> None:
+    tokenizer = known or _train(paths, recipe, part / "tokenizer.json")
+    if known and known.spec != "bytes":
+        shutil.copyfile(known.spec.partition("#")[0], part / "tokenizer.json")
+    _write_tokens(paths, recipe, tokenizer, part)
+    manifest = {
+        "key": base_config.content_hash(recipe),
+        "recipe": base_config.to_dict(recipe),
+        # A trained one is named by where it ends up, not by the folder that is about to be renamed.
+        "tokenizer": {"spec": known.spec if known else "tokenizer.json", "fingerprint": tokenizer.fingerprint},
+        "sources": [path.name for path in paths],
+    }
+    files.write_json(part / _MANIFEST, manifest)
 
 
 def _train(paths: Sequence[Path], recipe: Recipe, path: Path) -> Tokenizer:
@@ -306,24 +312,3 @@ def _position(text: str) -> float:
 
 def _held_out(text: str, fraction: float | None) -> bool:
     return fraction is not None and _position(text) < fraction
-
-
-@contextlib.contextmanager
-def _whole_folder(folder: Path) -> Iterator[Path]:
-    """A temporary folder that takes its name only when the block ends well; a whole one that was faster is kept."""
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}.", suffix=".part"))
-    except OSError as error:
-        raise RunError(f"cannot be written: {error.strerror}", where=str(folder)) from error
-    try:
-        part = temporary / "whole"  # a folder of its own: mkdtemp's is closed to everyone else
-        part.mkdir()
-        yield part
-        try:
-            os.rename(part, folder)
-        except OSError:
-            if not (folder / _MANIFEST).is_file():
-                raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)

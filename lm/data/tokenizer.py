@@ -1,7 +1,7 @@
 """Text to token ids and back: raw bytes, or any Hugging Face `tokenizer.json`.
 
-Every tokenizer has one token that ends a document (`eos_id`). Text never turns into it: a document that spells out
-`<|endoftext|>` is encoded as those characters.
+Every tokenizer has one token that ends a document (`eos_id`) and one that begins it (`bos_id`), mostly the same. Text
+never turns into them: a document that spells out `<|endoftext|>` is encoded as those characters.
 """
 
 import abc
@@ -41,6 +41,11 @@ class Tokenizer(abc.ABC):
     token_bytes: np.ndarray
     byte_level: bool
 
+    @property
+    def bos_id(self) -> int:
+        """What a document begins with: what ends the one before, unless the tokenizer was given another."""
+        return self.eos_id
+
     @abc.abstractmethod
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """The int32 ids of each text, without special tokens."""
@@ -66,6 +71,14 @@ class ByteTokenizer(Tokenizer):
         self.fingerprint = hashlib.sha256(b"utf-8 bytes, end of text 256").hexdigest()
         self.token_bytes = np.array([1] * 256 + [0], np.int32)
 
+    def to_json(self) -> str:
+        """The content of a `tokenizer.json` that gives the same ids."""
+        tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(_byte_of_character(), []))
+        tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.decoder = tokenizers.decoders.ByteLevel()
+        tokenizer.add_special_tokens([END_OF_TEXT])
+        return tokenizer.to_str()
+
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         return [np.frombuffer(text.encode(), np.uint8).astype(np.int32) for text in texts]
 
@@ -77,12 +90,14 @@ class ByteTokenizer(Tokenizer):
 class HuggingFaceTokenizer(Tokenizer):
     """A `tokenizer.json`, with its end-of-text token found by name or named as `tokenizer.json#TOKEN`.
 
+    Another token that begins a document is named behind it: `tokenizer.json#END#BEGIN`.
+
     Raises:
       UsageError: no such file, not a tokenizer, or no token that ends a document.
     """
 
     def __init__(self, spec: str):
-        path, _, named = spec.partition("#")
+        path, named, begins = (*spec.split("#", 2), "", "")[:3]
         if not Path(path).is_file():
             raise UsageError("there is no such tokenizer", where=path, do="Pass 'bytes' or a tokenizer.json.")
         content = Path(path).read_bytes()
@@ -94,15 +109,21 @@ class HuggingFaceTokenizer(Tokenizer):
         end = _end_token(vocabulary, named, path)
         self.spec, self.path = spec, Path(path)
         self.vocab_size = max(vocabulary.values()) + 1
-        self.eos_id = vocabulary[end]
-        self.fingerprint = hashlib.sha256(content + f"\0{self.eos_id}".encode()).hexdigest()
-        self._tokenizer.add_special_tokens([end])
+        begin = _end_token(vocabulary, begins, path) if begins else end
+        self.eos_id, self._bos_id = vocabulary[end], vocabulary[begin]
+        ends = f"\0{self.eos_id}" if begin == end else f"\0{self.eos_id}\0{self._bos_id}"
+        self.fingerprint = hashlib.sha256(content + ends.encode()).hexdigest()
+        self._tokenizer.add_special_tokens([end, begin])
         self._tokenizer.encode_special_tokens = True  # the characters of a special token are ordinary text
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.byte_level = _is_byte_level(json.loads(content))
         self._pieces = self._bytes_of(vocabulary)
         self.token_bytes = np.array([len(piece) for piece in self._pieces], np.int32)
+
+    @property
+    def bos_id(self) -> int:
+        return self._bos_id
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
@@ -130,7 +151,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
 
 def load_tokenizer(spec: str) -> Tokenizer:
-    """The tokenizer that `spec` names: 'bytes', or the path of a tokenizer.json, `#TOKEN` appended to name its end.
+    """The tokenizer that `spec` names: 'bytes', or the path of a tokenizer.json, `#END` or `#END#BEGIN` behind it.
 
     Raises:
       UsageError: no such file, not a tokenizer, or no token that ends a document.

@@ -172,7 +172,7 @@ class Compressor:
     ) -> list[np.ndarray]:
         rows, steps = token_BN.shape
         encoder, reader, began = Encoder(rows), _Reader(self, rows, overlap), time.perf_counter()
-        previous_B = np.full(rows, self.tokenizer.eos_id, np.int32)
+        previous_B = np.full(rows, self.tokenizer.bos_id, np.int32)
         for first in range(0, steps, AT_ONCE):
             waiting = []
             for token_B in token_BN[:, first : first + AT_ONCE].T:
@@ -195,7 +195,7 @@ class Compressor:
         """Fills `token_BN`; a row that ends one token before others gets one that means nothing."""
         rows, steps = token_BN.shape
         decoder, reader, began = Decoder(messages), _Reader(self, rows, overlap), time.perf_counter()
-        token_B = np.full(rows, self.tokenizer.eos_id, np.int32)
+        token_B = np.full(rows, self.tokenizer.bos_id, np.int32)
         found: tuple[jax.Array, ...] = ()
         for at in range(steps):
             frequency_BV = quantise(reader.after(token_B))

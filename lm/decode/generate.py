@@ -87,7 +87,7 @@ class Decoder:
             if isinstance(prompt, str) and any("\ud800" <= character <= "\udfff" for character in prompt):
                 raise UsageError(f"prompt {row} is not Unicode", where="prompts", do="Pass UTF-8.")
         texts = iter(self.tokenizer.encode_batch([prompt for prompt in prompts if isinstance(prompt, str)]))
-        begin = np.array([self.tokenizer.eos_id])
+        begin = np.array([self.tokenizer.bos_id])
         return [np.concatenate([begin, next(texts)]) if isinstance(prompt, str) else prompt for prompt in prompts]
 
     def check(self, prompts: Sequence[np.ndarray], request: Request) -> None:

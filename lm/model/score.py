@@ -35,6 +35,7 @@ class Bos(enum.StrEnum):
     """What the first token of a text is predicted from."""
 
     END_OF_TEXT = "the first token is predicted from an end-of-text token put in front"
+    BEGIN = "documents are predicted from the token that begins each, which is not scored itself"
     NONE = "the first token is not scored: the tokenizer has no end-of-text token to put in front"
 
 

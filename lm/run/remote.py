@@ -17,7 +17,7 @@ from lm.base.errors import RunError, UsageError
 # Orbax writes arrays to Google's store; for others its TensorStore path has no driver.
 _NEEDED = {"gs": ("gcsfs", "google.cloud.storage")}
 LINK = ".remote"  # in the local folder: the address that it stands for
-FILES = ("config.json", "metrics.jsonl", "timing.jsonl", "result.json", "log.txt")
+FILES = ("config.json", "metrics.jsonl", "timing.jsonl", "result.json", "log.txt", "tokenizer.json")
 
 
 def check_remote(url: str) -> None:

@@ -27,6 +27,7 @@ class LoadedModel:
     """A model with its parameters (float32, stacked), its tokenizer, and the training step that they are of."""
 
     model: ModelConfig
+    data: DataConfig
     params: Any
     tokenizer: Tokenizer
     step: int
@@ -45,9 +46,16 @@ def load_model(path: Path | str, team: Team = Team()) -> LoadedModel:
     folder = RunFolder(Path(path))
     recorded = folder.read_config()
     model = build(ModelConfig, recorded["config"].get("model", {}), "config.model")
-    tokenizer = load_tokenizer(build(DataConfig, recorded["config"].get("data", {}), "config.data").tokenizer)
+    data = build(DataConfig, recorded["config"].get("data", {}), "config.data")
+    tokenizer = _tokenizer(folder, data.tokenizer)
     if tokenizer.fingerprint != recorded["identity"].get("tokenizer"):
         raise UsageError("the tokenizer is not the one that the run was trained with", where=tokenizer.spec)
     boxed = jax.eval_shape(Transformer(model).init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
     step, params = load_params(folder.checkpoints, placed(boxed, make_mesh(MeshConfig()))["params"], team)
-    return LoadedModel(model, params, tokenizer, step)
+    return LoadedModel(model, data, params, tokenizer, step)
+
+
+def _tokenizer(folder: RunFolder, spec: str) -> Tokenizer:
+    """A file of the run folder itself where it has one of that name, as an imported run does; else as it is named."""
+    own = folder.path / spec
+    return load_tokenizer(str(own) if Path(str(own).partition("#")[0]).is_file() else spec)

@@ -12,9 +12,9 @@ from lm.base.files import atomic
 from lm.data.sources import read_documents
 from lm.data.tokenizer import Tokenizer
 from lm.model.config import Positions
-from lm.model.score import Score, Scored, Stream, score_windows, sliding_windows, stream_of, summarise
+from lm.model.score import Bos, Score, Scored, Stream, score_windows, sliding_windows, stream_of, summarise
 from lm.parallel.mesh import MeshConfig, make_mesh
-from lm.train.restore import LoadedRun
+from lm.run.restore import LoadedModel
 from lm.train.validation import log_prob_fn, rows_at_once
 
 
@@ -29,7 +29,7 @@ class Evaluation:
 
 
 def evaluate(
-    run: LoadedRun, text: str, *, window: int | None = None, stride: int | None = None, separator: str | None = None
+    run: LoadedModel, text: str, *, window: int | None = None, stride: int | None = None, separator: str | None = None
 ) -> Evaluation:
     """Scores a text file, folder or glob.
 
@@ -42,7 +42,7 @@ def evaluate(
       UsageError: no such text, an empty one, or a window or stride that does not fit the model.
       RunError: a log-probability that is not finite.
     """
-    model = run.config.model
+    model = run.model
     window = model.context_length if window is None else window
     stride = window if stride is None else stride
     if model.positions is Positions.LEARNED and window > model.context_length:
@@ -52,11 +52,13 @@ def evaluate(
     starts = sliding_windows(len(stream.tokens), window, stride)
     window = min(window, len(stream.tokens) - 1)  # a longer one would be computed, and held in memory, for nothing
     stride = min(stride, window)
-    config = dataclasses.replace(run.config, mesh=MeshConfig())  # this machine's devices, whatever the run had
-    mesh = make_mesh(config.mesh)
+    mesh = make_mesh(MeshConfig())  # this machine's devices, whatever the run had
     rows = min(rows_at_once(window, mesh), -(-len(starts) // mesh.size) * mesh.size)
-    mask = run.config.data.segment_mask
-    scored = score_windows(log_prob_fn(config, mesh), run.params, stream, starts, window, rows, mask)
+    mask = run.data.segment_mask
+    scored = score_windows(log_prob_fn(model, mesh), run.params, stream, starts, window, rows, mask)
+    if stream.bos is Bos.BEGIN:
+        kept = stream.tokens[scored.indices] != run.tokenizer.bos_id
+        scored = Scored(scored.indices[kept], scored.log_probs[kept])
     return Evaluation(summarise(scored, stream, window, stride), scored, stream, run.step)
 
 
@@ -95,11 +97,18 @@ def write_per_token(evaluation: Evaluation, path: Path | str) -> None:
 
 
 def _read(text: str, separator: str | None, tokenizer: Tokenizer) -> Stream:
-    """The stream in the layout that training uses: an end-of-text token before each document and after the last."""
-    eos = np.array([tokenizer.eos_id], np.int32)
-    documents = [np.concatenate([eos, ids]) for ids in tokenizer.encode_batch(list(read_documents(text, separator)))]
+    """The stream in the layout that training uses: an end-of-text token before each document and after the last.
+
+    Where another token begins documents, each has that one in front and the end-of-text token behind it.
+    """
+    begin, end = np.array([tokenizer.bos_id], np.int32), np.array([tokenizer.eos_id], np.int32)
+    one = tokenizer.bos_id == tokenizer.eos_id
+    texts = tokenizer.encode_batch(list(read_documents(text, separator)))
+    documents = [np.concatenate([begin, ids, end[:0] if one else end]) for ids in texts]
     if not documents:
         raise UsageError("there is no text in it", where=text)
     lengths = [len(document) for document in documents]
     starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
-    return stream_of(np.concatenate([*documents, eos]), starts, tokenizer.token_bytes, tokenizer.eos_id)
+    tokens = np.concatenate([*documents, end if one else end[:0]])
+    stream = stream_of(tokens, starts, tokenizer.token_bytes, tokenizer.bos_id)
+    return stream if one else dataclasses.replace(stream, bos=Bos.BEGIN)

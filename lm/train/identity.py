@@ -18,7 +18,9 @@ def identity_of(config: RunConfig, corpus: Corpus) -> dict[str, str]:
     }
     if config.init_from is not None:
         source = RunFolder(Path(config.init_from)).read_config()
-        identity["init_from"] = cell_id(build(RunConfig, source["config"]), source["identity"])
+        trained = "steps" in source["config"]  # else imported
+        name = cell_id(build(RunConfig, source["config"]), source["identity"]) if trained else content_hash(source)
+        identity["init_from"] = name
     return identity
 
 

@@ -31,4 +31,4 @@ def load_run(path: Path | str, team: Team = Team()) -> LoadedRun:
             return load_run(local, team)
     config = build(RunConfig, RunFolder(Path(path)).read_config()["config"])
     loaded = load_model(path, team)
-    return LoadedRun(loaded.model, loaded.params, loaded.tokenizer, loaded.step, config)
+    return LoadedRun(**vars(loaded), config=config)

@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 
 from lm.base.config import build, differences
 from lm.base.errors import RunError, UsageError
+from lm.model.config import ModelConfig
 from lm.parallel.processes import Team
 from lm.run.checkpoint import Checkpoints, latest_step, load_params
 from lm.run.folder import RunFolder
@@ -112,11 +113,12 @@ def read_source(config: RunConfig, mesh: Mesh, folder: RunFolder, tokenizer: str
         return None
     source = RunFolder(Path(init_from))
     recorded = source.read_config()
-    theirs = build(RunConfig, recorded["config"])
+    theirs = build(ModelConfig, recorded["config"].get("model", {}), "config.model")
     if recorded["identity"].get("tokenizer") != tokenizer:
         raise UsageError("its tokenizer is another one", where=init_from, do="Train with the same tokenizer.")
     asked = abstract_state(config, mesh)["params"]
-    changed = differences(_shapes(abstract_state(theirs, mesh)["params"]), _shapes(asked), "params")
+    held = abstract_state(dataclasses.replace(config, model=theirs), mesh)["params"]
+    changed = differences(_shapes(held), _shapes(asked), "params")
     if changed:
         raise UsageError(
             "its parameters have other shapes than this model's: " + "; ".join(changed[:5]),
@@ -124,9 +126,10 @@ def read_source(config: RunConfig, mesh: Mesh, folder: RunFolder, tokenizer: str
             do="Give this run the same model.",
         )
     step, params = load_params(source.checkpoints, asked, team)
-    if step != theirs.steps:
+    last = recorded["config"].get("steps", 0)  # imported parameters were trained elsewhere
+    if step != last:
         raise UsageError(
-            f"its last whole checkpoint is of step {step}, not of its last step {theirs.steps}",
+            f"its last whole checkpoint is of step {step}, not of its last step {last}",
             where=init_from,
             do="Let it finish first: a run starts from final parameters.",
         )

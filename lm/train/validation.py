@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 
 from lm.data.corpus import Corpus
 from lm.data.tokens import TokenFile
+from lm.model.config import ModelConfig
 from lm.model.fused import choose
 from lm.model.score import (
     LogProbFn,
@@ -22,7 +23,7 @@ from lm.model.score import (
     token_log_probs,
 )
 from lm.model.transformer import Transformer
-from lm.parallel.rules import flax_rules, put_whole, replicated, sharded
+from lm.parallel.rules import Rules, flax_rules, put_whole, replicated, sharded
 from lm.train.config import RunConfig
 
 BATCH_TOKENS = 4096  # scored at once
@@ -35,7 +36,7 @@ class Validation:
         self._config = config
         window = config.model.context_length
         self._rows = rows_at_once(window, mesh)
-        self._log_probs = log_prob_fn(config, mesh)
+        self._log_probs = log_prob_fn(config.model, mesh, config.mesh.rules)
         files = {"validation": corpus.validation, **corpus.extra}
         token_bytes_V = corpus.tokenizer.token_bytes
         self._sets = {name: self._windows(file, stream_from(file, token_bytes_V)) for name, file in files.items()}
@@ -77,22 +78,22 @@ def rows_at_once(window: int, mesh: Mesh) -> int:
     return -(-max(1, BATCH_TOKENS // window) // mesh.size) * mesh.size
 
 
-def log_prob_fn(config: RunConfig, mesh: Mesh) -> LogProbFn:
-    """The compiled `(params, inputs_BT, targets_BT, segments_BT) -> logp_BT` of a run's model.
+def log_prob_fn(config: ModelConfig, mesh: Mesh, rules: Rules = ()) -> LogProbFn:
+    """The compiled `(params, inputs_BT, targets_BT, segments_BT) -> logp_BT` of a model.
 
     Every process gives the same arrays, which are spread over the mesh, and gets all log-probabilities back.
     """
 
     @functools.partial(jax.jit, out_shardings=replicated(mesh))
     def log_probs(params, batch):
-        attention = choose(config.model, batch["inputs"].shape[1], mesh, flax_rules(config.mesh.rules))
-        model = Transformer(config.model, attention=attention)
-        with sharded(mesh, config.mesh.rules):
+        attention = choose(config, batch["inputs"].shape[1], mesh, flax_rules(rules))
+        model = Transformer(config, attention=attention)
+        with sharded(mesh, rules):
             logits_BTV = jnp.asarray(model.apply({"params": params}, batch["inputs"], batch["segments"]))
         return token_log_probs(logits_BTV, batch["targets"])
 
     def spread(params, inputs_BT, targets_BT, segments_BT):
         batch = {"inputs": inputs_BT, "targets": targets_BT, "segments": segments_BT}
-        return log_probs(params, put_whole(batch, mesh, config.mesh.rules))
+        return log_probs(params, put_whole(batch, mesh, rules))
 
     return spread

@@ -12,6 +12,7 @@ from tokenizers import models, normalizers, pre_tokenizers
 
 from lm import cli
 from lm.base.errors import LmError, RunError, UsageError
+from lm.data.config import DataConfig
 from lm.data.tokenizer import ByteTokenizer, HuggingFaceTokenizer, train_bpe
 from lm.decode import compress, compress_command, fingerprint, loop
 from lm.decode.coder import TOTAL_BITS, information
@@ -290,7 +291,7 @@ def test_the_token_found_is_the_one_whose_share_holds_the_target():
 
 @pytest.fixture
 def lm(monkeypatch, capsys):
-    loaded = LoadedModel(CONFIG, parameters(CONFIG), ByteTokenizer(), 7)
+    loaded = LoadedModel(CONFIG, DataConfig(), parameters(CONFIG), ByteTokenizer(), 7)
     monkeypatch.setattr(compress_command, "load_model", lambda _: loaded)
 
     def run(*arguments):

@@ -1,0 +1,1 @@
+"""Checkpoints of other houses in and out: Hugging Face folders, without PyTorch."""
