@@ -1,5 +1,6 @@
 """`lm export`: a run becomes a Hugging Face folder that `transformers` loads."""
 
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -45,7 +46,7 @@ def export_model(
         write_json(part / "config.json", {**layout.write(loaded.model), **ids, "torch_dtype": dtype.value})
         names = write_sharded(
             part,
-            [Tensor(name, held[0].of, lambda held=held: made(held)) for name, held in tensors.items()],
+            [Tensor(name, held[0].of, functools.partial(made, held)) for name, held in tensors.items()],
             dtype,
             shard_bytes,
         )

@@ -5,7 +5,7 @@ from typing import Any
 
 from lm.base.errors import UsageError
 
-_ABSENT = object()
+REQUIRED = object()
 
 # They say how a model is trained, run or shown, not what it computes.
 IDLE = frozenset(
@@ -24,17 +24,17 @@ class Fields:
     def __init__(self, values: Mapping[str, Any], where: str):
         self._left, self.where = dict(values), where
 
-    def take(self, name: str, default: Any = _ABSENT) -> Any:
+    def take(self, name: str, default: Any = REQUIRED) -> Any:
         """The value of a field, or `default` where it is left out.
 
         Raises:
           UsageError: it is left out and has no default.
         """
-        if name not in self._left and default is _ABSENT:
+        if name not in self._left and default is REQUIRED:
             raise UsageError(f"the field '{name}' is missing", where=self.where)
         return self._left.pop(name, default)
 
-    def number(self, name: str, default: Any = _ABSENT) -> Any:
+    def number(self, name: str, default: Any = REQUIRED) -> Any:
         """A number, true, false or null.
 
         Raises:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from lm.base.config import build, differences, to_dict
 from lm.base.errors import UsageError
-from lm.interop.fields import IDLE, Fields
+from lm.interop.fields import IDLE, REQUIRED, Fields
 from lm.model.config import Dtype, ModelConfig, Positions, Remat
 
 
@@ -86,7 +86,7 @@ class Layout:
         self._check_architectures(fields)
         found = dict(self.ours)
         for ours, theirs in self.names.items():
-            found[ours] = fields.number(theirs, self.defaults[theirs]) if theirs in self.defaults else fields.number(theirs)
+            found[ours] = fields.number(theirs, self.defaults.get(theirs, REQUIRED))
         for name, supported in self.fixed.items():
             fields.one_of(name, supported)
         for trait in self.traits:

@@ -142,8 +142,11 @@ def _files(folder: Path) -> list[Path]:
         paths = [folder / SINGLE]
     for path in paths:
         if not path.is_file():
-            raise UsageError(f"{path.name} is missing", where=str(folder),
-                             do="Only safetensors are read: model.safetensors, or shards with their index.")  # fmt: skip
+            raise UsageError(
+                f"{path.name} is missing",
+                where=str(folder),
+                do="Only safetensors are read: model.safetensors, or shards with their index.",
+            )
     return paths
 
 

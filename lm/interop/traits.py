@@ -1,4 +1,4 @@
-"""Traits of a model that config.json spreads over several fields: feed-forward width, rotary positions, windows, biases."""
+"""Traits of a model that config.json spreads over several fields or says in other numbers than we do."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -108,7 +108,7 @@ class SwitchedWindow:
         said = fields.take("layer_types", None)
         if said is not None and said != kinds:
             raise UsageError(
-                f"layer_types is {said!r}, and use_sliding_window {used!r} with max_window_layers {first!r} says otherwise",
+                f"layer_types is {said!r}, that use_sliding_window {used!r} and max_window_layers {first!r} contradict",
                 where=fields.where,
             )
         if len(set(sliding)) > 1:

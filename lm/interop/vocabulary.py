@@ -27,11 +27,14 @@ def spec_of(folder: Path, given: str | None, values: Mapping[str, Any]) -> str:
         return given
     path = folder / TOKENIZER
     if not path.is_file():
-        raise UsageError(f"{TOKENIZER} is missing", where=str(folder),
-                         do="Save it with transformers (AutoTokenizer, save_pretrained), or pass --tokenizer.")  # fmt: skip
+        raise UsageError(
+            f"{TOKENIZER} is missing",
+            where=str(folder),
+            do="Save it with transformers (AutoTokenizer, save_pretrained), or pass --tokenizer.",
+        )
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # noqa: BLE001  # the library raises bare Exception
+    except Exception as error:  # the library raises bare Exception
         raise UsageError(f"not a {TOKENIZER}: {error}", where=str(path)) from error
 
     def named(field: str, i: int | None) -> str:

@@ -9,12 +9,13 @@ from lm.train.config import RunConfig
 
 
 def check_vocabulary(config: RunConfig, tokenizer: Tokenizer) -> None:
-    """Refuses a vocabulary that is not the tokenizer's.
+    """Refuses a vocabulary that is not the tokenizer's; parameters that come from elsewhere may have more rows.
 
     Raises:
       UsageError: naming both sizes.
     """
-    if config.model.vocab_size != tokenizer.vocab_size:
+    spare = config.model.vocab_size - tokenizer.vocab_size
+    if spare < 0 or (spare and config.init_from is None):
         raise UsageError(
             f"vocab_size is {config.model.vocab_size}, and the tokenizer has {tokenizer.vocab_size} entries",
             where="config.model",

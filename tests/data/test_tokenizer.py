@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lm.base.errors import UsageError
 from lm.data.sources import read_documents
-from lm.data.tokenizer import END_OF_TEXT, HuggingFaceTokenizer, Tokenizer, load_tokenizer, train_bpe
+from lm.data.tokenizer import END_OF_TEXT, ByteTokenizer, HuggingFaceTokenizer, Tokenizer, load_tokenizer, train_bpe
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=200)
 SENTENCES = [
@@ -28,6 +28,13 @@ def gpt2(shared: Path) -> Tokenizer:
 def bpe(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     path = tmp_path_factory.mktemp("bpe") / "tokenizer.json"
     train_bpe(SENTENCES, 320, path)
+    return load_tokenizer(str(path))
+
+
+@pytest.fixture(scope="module")
+def as_json(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    path = tmp_path_factory.mktemp("bytes") / "tokenizer.json"
+    path.write_text(ByteTokenizer().to_json())
     return load_tokenizer(str(path))
 
 
@@ -114,6 +121,27 @@ def test_an_end_that_has_no_common_name_can_be_named(tmp_path: Path) -> None:
     assert tokenizer.eos_id == 3
     with pytest.raises(UsageError, match="'<end>' is not in the vocabulary"):
         load_tokenizer(f"{path}#<end>")
+
+
+def test_another_token_that_begins_a_document_can_be_named(tmp_path: Path) -> None:
+    path = word_level(tmp_path / "tokenizer.json", "</s>", "<begin>")
+    plain, both = load_tokenizer(f"{path}#</s>"), load_tokenizer(f"{path}#</s>#<begin>")
+    assert (plain.eos_id, plain.bos_id, both.eos_id, both.bos_id) == (3, 3, 3, 4)
+    assert plain.fingerprint == load_tokenizer(f"{path}#</s>#</s>").fingerprint != both.fingerprint
+    assert load_tokenizer(f"{path}##<begin>").fingerprint == both.fingerprint
+    assert both.token_bytes[4] == 0
+    with pytest.raises(UsageError, match="'<start>' is not in the vocabulary"):
+        load_tokenizer(f"{path}##<start>")
+
+
+@settings(max_examples=50)
+@given(text=TEXT)
+def test_bytes_in_a_tokenizer_json_are_the_same_ids(as_json: Tokenizer, text: str) -> None:
+    tokenizer = load_tokenizer("bytes")
+    assert as_json.encode(text).tolist() == tokenizer.encode(text).tolist()
+    assert as_json.decode(as_json.encode(text)) == text.encode()
+    assert (as_json.vocab_size, as_json.eos_id) == (tokenizer.vocab_size, tokenizer.eos_id)
+    assert as_json.token_bytes.tolist() == tokenizer.token_bytes.tolist()
 
 
 def test_bytes_of_vocabularies_that_are_not_byte_level(tmp_path: Path) -> None:

@@ -81,10 +81,14 @@ def test_a_model_that_no_layout_holds_is_told_what_would_change(changes, told):
         ("llama", {"torch_dtype": "float32", "dtype": "bfloat16"}, "dtype is 'bfloat16' and torch_dtype is 'float32'"),
         ("llama", {"model_type": "bloom"}, "model_type is 'bloom'. Known: gpt2, llama, "),
         ("gpt2", {"activation_function": "relu"}, "activation_function is 'relu'. Supported: 'gelu_new' or"),
-        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True. Supported: False"),
+        (
+            "gpt2",
+            {"scale_attn_by_inverse_layer_idx": True},
+            "layer_idx is True. Supported: False",
+        ),
         ("mistral", {"sliding_window": "4"}, "sliding_window is '4'. Supported: a number of tokens, or null."),
         ("qwen3", {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}, "Supported: 0 (all"),
-        ("qwen3", {"layer_types": ["sliding_attention"] * 2}, "max_window_layers 2 says otherwise"),
+        ("qwen3", {"layer_types": ["sliding_attention"] * 2}, "max_window_layers 2 contradict"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(name, changes, told):

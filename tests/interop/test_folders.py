@@ -54,12 +54,12 @@ def assert_the_same(ours, theirs):
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(ours), jax.device_get(theirs))
 
 
-@pytest.mark.parametrize("shard", [10**9, 3000], ids=["one-file", "sharded"])
+@pytest.mark.parametrize("shard", [10**9, 17_000], ids=["one-file", "sharded"])
 @pytest.mark.parametrize("model", [LLAMA, GPT2], ids=["llama", "gpt2"])
 def test_out_and_in_again_gives_the_same_bits(model, shard, tmp_path):
     run = make_run(tmp_path / "run", model)
     _, files = export_model(run, tmp_path / "out", shard_bytes=shard)
-    assert (len(files) > 5) == (shard == 3000)
+    assert (len(files) > 1) == (shard == 17_000)
     assert all(path.stat().st_size < shard + 5000 for path in files)  # headers come on top
     found = import_model(tmp_path / "out", tmp_path / "again")
     again = load_model(tmp_path / "again")
@@ -208,9 +208,9 @@ def test_what_is_there_is_not_written_over(copy, tmp_path):
 def test_the_commands_and_what_they_say(copy, tmp_path, capsys):
     run, out = str(tmp_path / "run"), str(tmp_path / "out")
     assert main(["import", str(copy), "--out", run, "--dtype", "bfloat16"]) == 0
-    assert capsys.readouterr().out == f"llama, 13,776 parameters, products in bfloat16: {run}\n"
+    assert capsys.readouterr().out == f"llama, 12,912 parameters, products in bfloat16: {run}\n"
     assert main(["export", run, "--out", out, "--shard-gb", "1e-5"]) == 0
     assert "LlamaForCausalLM, float32" in capsys.readouterr().out
     assert main(["export", run, "--out", out, "--shard-gb", "0"]) == 2
-    assert main(["import", str(tmp_path), "--out", out]) == 2
+    assert main(["import", str(tmp_path), "--out", out + "-2"]) == 2
     assert "there is no such file" in capsys.readouterr().err

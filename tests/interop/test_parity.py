@@ -1,6 +1,7 @@
 """transformers computes what we compute, from its files and from ours, in every family."""
 
 import os
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -55,7 +56,7 @@ def peer(tmp_path_factory):
         for name, (kind, fields) in CASES.items()
     }
     spec = {"folder": str(folder), "cases": cases, "prompts": PROMPTS, "answer_tokens": ANSWER, "text": TEXT}
-    with running(Peer("transformers", os.path.abspath("tests/interop/theirs.py"), python, spec)) as started:
+    with running(Peer("transformers", Path(__file__).with_name("theirs.py"), python, spec)) as started:
         started.ready()
         for name in CASES:
             (folder / name / "tokenizer.json").write_text(ByteTokenizer().to_json())

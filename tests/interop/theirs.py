@@ -12,7 +12,7 @@ import transformers
 
 
 def setup(spec: dict):
-    """`cases`: NAME -> {"type", "fields", "shard"}; `prompts` and `answer_tokens` for all of them; `text` to tokenise."""
+    """`cases`: NAME -> {"type", "fields", "shard"}; for all of them `prompts`, `answer_tokens`, `text` to tokenise."""
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
     folder = Path(spec["folder"])
