@@ -1,0 +1,1 @@
+from tests.decode.conftest import compiled_quickly  # noqa: F401
