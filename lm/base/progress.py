@@ -1,10 +1,11 @@
-"""Long work on the terminal: time left, whatever numbers the work wants to show, and how it is ended."""
+"""Long work on the terminal: time left, whatever numbers the work wants to show, and what a signal does to it."""
 
 import contextlib
 import logging
 import signal
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import rich.console
 import rich.progress
@@ -48,13 +49,13 @@ def bar(title: str, total: int, *, shown: bool = True) -> Iterator[Bar]:
 
 
 @contextlib.contextmanager
-def stopped_by_sigterm() -> Iterator[None]:
-    """SIGTERM interrupts as Ctrl-C does, so that work which is told to end ends its processes first."""
+def answering(number: signal.Signals, handler: Any) -> Iterator[None]:
+    """A signal is answered so until the block ends; in another thread than the main one nothing changes."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    before = signal.signal(number, handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(number, before)

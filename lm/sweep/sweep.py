@@ -1,6 +1,7 @@
 """A sweep, top to bottom: plan, tune, train the rest, gather the table, fit, predict the held-out run, report."""
 
 import dataclasses
+import signal
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import rich
 from lm.base.config import content_hash, to_dict
 from lm.base.errors import LmError, RunError
 from lm.base.files import write_json, write_text
-from lm.base.progress import bar, console, stopped_by_sigterm
+from lm.base.progress import answering, bar, console
 from lm.data.corpus import Corpus, prepare
 from lm.model.accounting import count_parameters
 from lm.run.lock import locked
@@ -51,7 +52,8 @@ def sweep(ladder: Ladder, workdir: Path | str, *, launcher: Launcher | None = No
     """
     folder = SweepFolder(Path(workdir) / ladder.name)
     launcher = launcher or Local(slots(None))
-    with locked(folder.path), stopped_by_sigterm():
+    # SIGTERM interrupts as Ctrl-C does: cells then save.
+    with locked(folder.path), answering(signal.SIGTERM, signal.default_int_handler):
         corpora = _Corpora(folder.data)
         tune = _tune_cells(ladder, corpora)
         measured = _tune_rows(folder, tune)

@@ -64,6 +64,7 @@ class Ahead:
     collectives: dict[str, int] | None
     roofline: Roofline | None
     compile_seconds: float
+    compile_cpu_seconds: float
     versions: dict[str, str]
     program: str = dataclasses.field(repr=False)
 
@@ -93,16 +94,22 @@ def compile_step(config: RunConfig, topology: str, slices: int = 1) -> Ahead:
     check_mesh(config, mesh)
     state = abstract_state(config, mesh)
     batch, rate = _abstract_batch(config, mesh)
-    begun = time.monotonic()
+    begun = time.monotonic(), time.process_time()
     lowered = make_train_step(config, mesh).lower(state, batch, rate)
     parts = {name: sum(map(bytes_a_chip, jax.tree.leaves(tree))) for name, tree in (("batch", batch), *state.items())}
     program = compile_ahead(lowered, sum(parts.values()))
-    seconds = time.monotonic() - begun
+    seconds = time.monotonic() - begun[0], time.process_time() - begun[1]
     return _told(config, topology, slices, mesh, program, parts, seconds)
 
 
 def _told(
-    config: RunConfig, topology: str, slices: int, mesh: Mesh, program: Program, parts: dict[str, int], seconds: float
+    config: RunConfig,
+    topology: str,
+    slices: int,
+    mesh: Mesh,
+    program: Program,
+    parts: dict[str, int],
+    seconds: tuple[float, float],
 ) -> Ahead:
     model, tokens = config.model, config.tokens_per_step
     device = mesh.devices.flat[0]
@@ -140,7 +147,8 @@ def _told(
         traffic=traffic,
         collectives=None if sent is None else _by_axes(sent),
         roofline=None if sent is None else roofline(chip, executed / mesh.size, traffic, sent, mesh, torus),
-        compile_seconds=seconds,
+        compile_seconds=seconds[0],
+        compile_cpu_seconds=seconds[1],
         versions=versions(),
         program=program.text,
     )
@@ -186,7 +194,7 @@ def as_text(ahead: Ahead) -> str:
         f"{slices}{ahead.topology}: {ahead.chips} x {ahead.chip.kind}, mesh {mesh}, remat {ahead.remat}, "
         f"accumulate {ahead.accumulate}",
         f"attention: {ahead.attention}",
-        f"compiled in {ahead.compile_seconds:.0f} s with "
+        f"compiled in {ahead.compile_seconds:.0f} s ({ahead.compile_cpu_seconds:.0f} s of CPU) with "
         + ", ".join(f"{name} {version}" for name, version in ahead.versions.items()),
         "",
         f"{'memory of a chip':24}{_size(memory.peak)} of {_size(memory.there).strip()}: "

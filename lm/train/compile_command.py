@@ -2,13 +2,14 @@
 
 import argparse
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
 from lm.base.config import build, load_file, override, to_dict
 from lm.base.errors import RunError
 from lm.base.files import atomic, refuse_target
-from lm.base.progress import console, stopped_by_sigterm
+from lm.base.progress import answering, console
 from lm.run.record import environment
 from lm.train.ahead import as_dict, as_text, compile_step, flags, versions
 from lm.train.config import RunConfig
@@ -29,7 +30,8 @@ def run(args: argparse.Namespace) -> None:
     if args.search:
         _search(config, args)
         return
-    found = compile_step(config, args.topology, args.slices)
+    with answering(signal.SIGINT, signal.SIG_DFL):  # the compiler looks at no signal for minutes: Ctrl-C ends it
+        found = compile_step(config, args.topology, args.slices)
     _write(args.json, as_dict(found))
     print(as_text(found))
     if not found.fits:
@@ -47,7 +49,7 @@ def _search(config: RunConfig, args: argparse.Namespace) -> None:
     }
     tried: list[Tried] = []
     try:
-        with stopped_by_sigterm():
+        with answering(signal.SIGTERM, signal.default_int_handler):
             for one in trials(possible, args.topology, args.slices, args.search, _kept(args.json, asked)):
                 tried.append(one)
                 _write(args.json, asked | {"layouts": _rows(tried, hopeless)})

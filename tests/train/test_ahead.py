@@ -18,6 +18,7 @@ from lm.model.accounting import Flops, count_parameters, step_flops
 from lm.model.config import Remat
 from lm.parallel.ahead import described_devices
 from lm.parallel.mesh import MeshConfig, make_mesh
+from lm.train import compile_command
 from lm.train import search as searching
 from lm.train.ahead import as_dict, as_text, compile_step, flags
 from lm.train.config import RunConfig
@@ -130,6 +131,18 @@ def test_the_command_compiles_beside_another_process_that_does(ahead, tmp_path):
     assert "plain attention, all T x T scores: 100 tokens are no multiple of 128" in done.stdout
     assert "it fits" in done.stdout
     assert json.loads((tmp_path / "found.json").read_text())["fits"] is True
+
+
+def test_ctrl_c_does_not_wait_for_the_compiler(tmp_path, monkeypatch):
+    def compiles(*_):
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
+        raise RunError("seen")
+
+    (tmp_path / "config.json").write_text(json.dumps(to_dict(config())))
+    monkeypatch.setattr(compile_command, "compile_step", compiles)
+    before = signal.getsignal(signal.SIGINT)
+    assert main(["compile", "--config", str(tmp_path / "config.json"), "--topology", SLICE]) == 1
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 @pytest.mark.slow

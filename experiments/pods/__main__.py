@@ -1,0 +1,5 @@
+"""`python -m experiments.pods`."""
+
+from experiments.pods.run import main
+
+main()
