@@ -37,14 +37,16 @@ def spec_of(folder: Path, given: str | None, values: Mapping[str, Any]) -> str:
     except Exception as error:  # the library raises bare Exception
         raise UsageError(f"not a {TOKENIZER}: {error}", where=str(path)) from error
 
-    def named(field: str, i: int | None) -> str:
-        token = "" if i is None else tokenizer.id_to_token(i)
+    def named(field: str, i: Any) -> str:
+        if i is None:
+            return ""
+        token = tokenizer.id_to_token(i) if isinstance(i, int) and i >= 0 else None
         if token is None:
-            raise UsageError(f"{field} is {i}, which {TOKENIZER} does not have", where=str(folder))
+            raise UsageError(f"{field} is {i!r}, which {TOKENIZER} does not have", where=str(folder))
         return token
 
     end = values.get("eos_token_id")
-    end = end[0] if isinstance(end, list) else end
+    end = end[0] if isinstance(end, list) and end else end
     front = tokenizer.encode("").ids
     begin = front[0] if front and front[0] != end else values.get("bos_token_id")
     return "#".join([str(path), named("eos_token_id", end), named("bos_token_id", begin)]).rstrip("#")

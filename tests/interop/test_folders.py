@@ -178,8 +178,11 @@ def test_damaged_and_missing_files(copy):
 
 
 def test_a_tokenizer_that_does_not_fit(copy):
-    change(copy, eos_token_id=999)
-    assert "eos_token_id is 999, which tokenizer.json does not have" in refused(copy)
+    for field, wrong in (("eos_token_id", 999), ("eos_token_id", []), ("bos_token_id", "a"), ("bos_token_id", -1)):
+        change(copy, **{"eos_token_id": 256, field: wrong})
+        assert f"{field} is {wrong!r}, which tokenizer.json does not have" in refused(copy)
+    change(copy, bos_token_id=None, vocab_size=200)
+    assert "vocab_size is 200, and the tokenizer has 257 entries" in refused(copy)
 
 
 def test_a_failure_on_the_way_leaves_nothing(copy, tmp_path, monkeypatch):
