@@ -25,6 +25,9 @@ from lm.base.errors import LmError, UsageError
 
 T = TypeVar("T")
 
+LATER = {"later": True}
+"""Metadata of a field that came after runs had been named: at its default it leaves hashes as they were."""
+
 
 def load_file(path_and_arg: str) -> dict[str, Any]:
     """Evaluates `path[:arg]` and returns what its `get_config(arg)` says, as plain nested dicts.
@@ -96,22 +99,30 @@ def override(config: T, assignments: Iterable[str], where: str = "config") -> T:
     return build(type(config), values, where)
 
 
-def to_dict(config: Any) -> Any:
-    """The plain JSON-able form of a built configuration: nested dicts, lists, numbers, strings, booleans, None."""
+def to_dict(config: Any, *, whole: bool = True) -> Any:
+    """The plain JSON-able form of a built configuration: nested dicts, lists, numbers, strings, booleans, None.
+
+    Not `whole`, it lacks the fields marked `LATER` that have their default.
+    """
+
+    def plain(value: Any) -> Any:
+        return to_dict(value, whole=whole)
+
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
-        return {f.name: to_dict(getattr(config, f.name)) for f in dataclasses.fields(config)}
+        values = {f: getattr(config, f.name) for f in dataclasses.fields(config)}
+        return {f.name: plain(x) for f, x in values.items() if whole or f.metadata != LATER or x != f.default}
     if isinstance(config, enum.Enum):
         return config.value
     if isinstance(config, Mapping):
-        return {key: to_dict(value) for key, value in config.items()}
+        return {key: plain(value) for key, value in config.items()}
     if isinstance(config, tuple | list):
-        return [to_dict(value) for value in config]
+        return [plain(value) for value in config]
     return config
 
 
 def canonical_json(value: Any) -> str:
-    """One text per value: sorted keys, no spaces, full-precision floats. NaN is refused."""
-    return json.dumps(to_dict(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    """One text per value: sorted keys, no spaces, full-precision floats, no `LATER` defaults. NaN is refused."""
+    return json.dumps(to_dict(value, whole=False), sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def content_hash(value: Any, length: int = 12) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from etils import epath
 
-from lm.base.config import differences, to_dict
+from lm.base.config import build, differences, to_dict
 from lm.base.errors import UsageError
 from lm.base.files import write_json
 from lm.run import remote
@@ -87,7 +87,7 @@ def check_run(path: Path | str, config: Any) -> None:
     """
     folder = RunFolder(Path(path))
     if folder.config.exists():
-        _refuse_changes(folder, {**folder.read_config(), "config": to_dict(config)})
+        _refuse_changes(folder, config, None)
     elif folder.path.is_dir():
         _refuse_strangers(folder)
 
@@ -116,15 +116,20 @@ def open_run(path: Path | str, config: Any, identity: Mapping[str, str]) -> RunF
         _refuse_strangers(folder)
         write_json(folder.config, asked)
         return folder
-    if _refuse_changes(folder, asked) != asked:
+    if _refuse_changes(folder, config, asked["identity"]) != asked:
         write_json(folder.config, asked)
     return folder
 
 
-def _refuse_changes(folder: RunFolder, asked: dict[str, Any]) -> dict[str, Any]:
+def _refuse_changes(folder: RunFolder, config: Any, identity: dict[str, str] | None) -> dict[str, Any]:
+    """What the folder records, where it is of this configuration and, unless not known yet, this identity."""
     recorded = folder.read_config()
-    changed = differences(_numbers(recorded["config"]), _numbers(asked["config"]), "config")
-    changed += differences(recorded["identity"], asked["identity"], "identity")
+    then = recorded["config"]
+    if dataclasses.is_dataclass(config):  # a field that came after the folder had its default there
+        then = to_dict(build(type(config), then, str(folder.config)))
+    changed = differences(_numbers(then), _numbers(to_dict(config)), "config")
+    if identity is not None:
+        changed += differences(recorded["identity"], identity, "identity")
     if changed:
         raise UsageError(
             "this folder holds a run of another configuration or corpus: " + "; ".join(changed),

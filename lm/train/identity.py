@@ -26,7 +26,7 @@ def identity_of(config: RunConfig, corpus: Corpus) -> dict[str, str]:
 
 def cell_id(config: RunConfig, identity: dict[str, str]) -> str:
     """The run's name: a hash that moves with every number and text it depends on, and with no path."""
-    values = to_dict(config)
+    values = to_dict(config, whole=False)
     for name in (*MAY_CHANGE, "init_from"):
         del values[name]
     for name in ("corpus", "tokenizer", "separator", "validation_fraction", "extra_validation"):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lm.base.config import build, canonical_json, content_hash, differences, load_file, override, to_dict
+from lm.base.config import LATER, build, canonical_json, content_hash, differences, load_file, override, to_dict
 from lm.base.errors import UsageError
 
 
@@ -114,6 +114,17 @@ def test_a_hash_moves_with_every_leaf_and_with_nothing_else():
     moved = [override(base, [text]) for text in ("inner.rate=0.2", "steps=4", "flag=true", "sizes=1", "inner.note=x")]
     assert len({content_hash(config) for config in [base, *moved]}) == 1 + len(moved)
     assert content_hash({"a": 1, "b": [2.0, None]}) == content_hash({"b": (2.0, None), "a": 1})
+
+
+def test_a_field_that_came_later_moves_a_hash_only_off_its_default():
+    @dataclasses.dataclass(frozen=True)
+    class Grown(Inner):
+        added: Inner | None = dataclasses.field(default=None, metadata=LATER)
+
+    old, grown = Inner(0.1), Grown(0.1)
+    assert content_hash([old]) == content_hash([grown])
+    assert content_hash([dataclasses.replace(grown, added=old)]) not in (content_hash([old]), content_hash([grown]))
+    assert to_dict(grown) == {**to_dict(old), "added": None}
 
 
 def test_differences_name_each_leaf_once():

@@ -1,5 +1,6 @@
 import dataclasses
 import datetime
+import json
 import logging
 import os
 import platform
@@ -54,6 +55,16 @@ def test_a_changed_leaf_is_refused_by_name_and_nothing_is_written(tmp_path):
         open_run(tmp_path, Config(optimizer=Optimizer(3e-3)), IDENTITY)
     assert caught.value.exit_code == 2
     assert folder.config.read_bytes() == before
+
+
+def test_a_folder_from_before_a_field_came_had_its_default(tmp_path):
+    folder = open_run(tmp_path, Config(), IDENTITY)
+    recorded = folder.read_config()
+    del recorded["config"]["optimizer"]
+    folder.config.write_text(json.dumps(recorded))
+    with pytest.raises(UsageError, match=r"config\.optimizer\.peak_lr: 0\.001 -> 0\.003"):
+        open_run(tmp_path, Config(optimizer=Optimizer(3e-3)), IDENTITY)
+    assert open_run(tmp_path, Config(), IDENTITY).read_config()["config"]["optimizer"] == {"peak_lr": 1e-3}
 
 
 @pytest.mark.parametrize("name", IDENTITY)
