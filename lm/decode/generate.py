@@ -183,7 +183,7 @@ class Decoder:
     def _with_room(self, session: Session) -> tuple[State, int]:
         """The state with room for another token, and for how many."""
         state = session.state
-        if self.config.window is not None:
+        if self.config.reach is not None:
             return state, session.request.max_tokens
         used, slots = int(state.cache.next), state.cache.slots
         if used == slots:
@@ -265,13 +265,13 @@ class Decoder:
 
     def _lost(self, cache: Cache, kept_B: np.ndarray) -> bool:
         """Whether a token that row's next one sees is no longer in the cache."""
-        if self.config.window is None:
+        if self.config.reach is None:
             return False
-        seen_BS = np.asarray(cache.position_BS) > (kept_B - self.config.window)[:, None]
+        seen_BS = np.asarray(cache.position_BS) > (kept_B - self.config.reach)[:, None]
         return bool(
             (
                 np.sum(seen_BS & (np.asarray(cache.position_BS) >= 0), axis=1)
-                < np.minimum(kept_B, self.config.window - 1)
+                < np.minimum(kept_B, self.config.reach - 1)
             ).any()
         )
 

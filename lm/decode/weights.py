@@ -2,6 +2,7 @@
 
 import dataclasses
 import operator
+from functools import partial
 from typing import Any
 
 import jax
@@ -30,10 +31,10 @@ def lay_out(config: ModelConfig, params: Any, *, unstack: bool = True) -> tuple[
         config = dataclasses.replace(config, d_ff=config.d_ff + idle)
         for layer in range(config.n_layer):
             taken = jax.tree.map(operator.itemgetter(layer), params["layers"])
-            laid[f"layer_{layer}"] = _widened(_joined(taken), idle)
+            laid[f"layer_{layer}"] = _widened(_joined(taken), idle) if idle else _joined(taken)
     else:
         laid["layers"] = params["layers"]
-    return Transformer(config, unstacked=unstack), jax.tree.map(lambda x: x.astype(_kept(x, dtype)), laid)
+    return Transformer(config, unstacked=unstack), jax.tree.map_with_path(partial(_kept, dtype), laid)
 
 
 def _joined(layer: dict[str, Any]) -> dict[str, Any]:
@@ -51,7 +52,7 @@ def _idle(config: ModelConfig) -> int:
     [256, 1024] take 1.6 times as long as by [256, 1056] (docs/diary.md).
     """
     row = config.d_ff * jnp.dtype(config.dtype.value).itemsize
-    return 32 if jax.default_backend() == "cpu" and row % 4096 == 0 else 0
+    return 32 if jax.default_backend() == "cpu" and row % 4096 == 0 and config.experts is None else 0
 
 
 def _widened(layer: dict[str, Any], idle: int) -> dict[str, Any]:
@@ -66,6 +67,6 @@ def _widened(layer: dict[str, Any], idle: int) -> dict[str, Any]:
     return {**layer, "feed_forward": hidden}
 
 
-def _kept(x: jax.Array, dtype: str) -> Any:
-    # Scales of norms and biases are used in float32; matrices and tables are rounded before every use anyway.
-    return x.dtype if x.ndim < 2 else dtype
+def _kept(dtype: str, path: Any, x: jax.Array) -> jax.Array:
+    # Scales of norms and biases are used in float32, and so are routers; other matrices and tables are rounded anyway.
+    return x if x.ndim < 2 or any(entry.key == "router" for entry in path) else x.astype(dtype)

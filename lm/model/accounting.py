@@ -8,11 +8,12 @@ import dataclasses
 import enum
 import math
 from collections.abc import Iterator
+from fractions import Fraction
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-from lm.model.config import FeedForward, ModelConfig, Norm, Positions
+from lm.model.config import ModelConfig, Norm, NormPlacement, Positions, QkNorm
 
 
 class Group(enum.StrEnum):
@@ -40,8 +41,8 @@ class Flops(enum.StrEnum):
 
 
 _MEANINGS = {
-    Flops.SIX_ND: "6 x all parameters (Hoffmann et al. 2022, C = 6ND)",
-    Flops.KAPLAN: "6 x parameters without embedding, positions and head (Kaplan et al. 2020)",
+    Flops.SIX_ND: "6 x all active parameters (Hoffmann et al. 2022, C = 6ND)",
+    Flops.KAPLAN: "6 x active parameters without embedding, positions and head (Kaplan et al. 2020)",
     Flops.MATMUL: "every product forward and backward with the head, attention counted causally",
     Flops.MATMUL_FULL: "the same with the whole T x T of attention: what a plain implementation executes",
 }
@@ -61,11 +62,6 @@ class ParameterCounts:
     def total(self) -> int:
         """Every trained number once."""
         return self.embedding + self.position + self.head + self.nonembedding
-
-    @property
-    def active(self) -> int:
-        """Parameters used for a token: all of them in a dense model."""
-        return self.total
 
     @property
     def nonembedding(self) -> int:
@@ -89,42 +85,51 @@ def group_of(path: tuple[str, ...]) -> Group:
     raise ValueError(f"no parameter of the transformer is called {'/'.join(path)}")
 
 
-def count_parameters(config: ModelConfig) -> ParameterCounts:
-    """The parameters of the `Transformer` of this shape, without building it."""
-    D, F, C, L = config.d_model, config.d_ff, config.head_width, config.n_layer
-    norm_biases = config.bias and config.norm is Norm.LAYERNORM
-    norm = 2 * D if norm_biases else D
-    biases = (config.n_head + 2 * config.kv_heads) * C + D + _hidden_matrices(config) * F + D if config.bias else 0
-    qk_scales = 2 * C if config.qk_norm else 0
+def count_parameters(config: ModelConfig, *, active: bool = False) -> ParameterCounts:
+    """The parameters of the `Transformer` of this shape, without building it; `active` ones are those a token uses."""
+    D, F, L = config.d_model, config.d_ff, config.n_layer
+    H, K, C = config.n_head, config.kv_heads, config.head_width
+    norm = 2 * D if config.bias and config.norm is Norm.LAYERNORM else D
+    norms = 1 if config.parallel_block else 4 if config.norm_placement is NormPlacement.SANDWICH else 2
+    biases = (config.feed_forward.matrices - 1) * F + 2 * D if config.bias else 0
+    if config.bias if config.qkv_bias is None else config.qkv_bias:
+        biases += (H + 2 * K) * C
+    qk_scales = (H + K if config.qk_norm_over is QkNorm.HEADS else 2) * C if config.qk_norm else 0
     return ParameterCounts(
         embedding=config.vocab_size * D,
         position=config.context_length * D if config.positions is Positions.LEARNED else 0,
         head=0 if config.tied_embedding else D * config.vocab_size,
-        matrices=L * _layer_matrices(config),
-        norms=L * (2 * norm + biases + qk_scales) + norm,
+        matrices=L * _layer_matrices(config, active),
+        norms=L * (norms * norm + biases + qk_scales) + (config.norm_placement is not NormPlacement.POST) * norm,
     )
 
 
 def flops_per_token(config: ModelConfig, convention: Flops) -> int:
     """FLOPs of training on one token of a full window, forward and backward (three times forward).
 
-    Attention in a sliding window is rounded to a whole FLOP under MATMUL; MATMUL_FULL has all T x T, as it is computed.
+    A layer's attention in a sliding window is rounded to a whole FLOP under MATMUL; MATMUL_FULL has all T x T, as it is
+    computed.
     """
     match convention:
         case Flops.SIX_ND:
-            return 6 * count_parameters(config).total
+            return 6 * count_parameters(config, active=True).total
         case Flops.KAPLAN:
-            return 6 * count_parameters(config).nonembedding
+            return 6 * count_parameters(config, active=True).nonembedding
         case Flops.MATMUL:
-            # A query sees W (2T - W + 1) / 2T keys on average, (T + 1) / 2 where the window W is all of T; a score and
-            # its share of the sum are 2C each.
-            T = config.context_length
-            W = T if config.window is None else min(config.window, T)
-            attention = round(2 * config.n_head * config.head_width * W * (2 * T - W + 1) / T)
+            keys = causal_keys(config)
         case Flops.MATMUL_FULL:
-            attention = 4 * config.n_head * config.head_width * config.context_length
+            keys = [Fraction(config.context_length)] * config.n_layer
+    # A score and its share of the sum are 2C each.
+    attention = sum(round(4 * config.n_head * config.head_width * seen) for seen in keys)
     head = 2 * config.d_model * config.vocab_size
-    return 3 * (head + config.n_layer * (2 * _layer_matrices(config) + attention))
+    return 3 * (head + config.n_layer * 2 * _layer_matrices(config, active=True) + attention)
+
+
+def causal_keys(config: ModelConfig) -> list[Fraction]:
+    """Keys that a query sees on average, of each layer: W (2T - W + 1) / 2T in a sliding window of W of T tokens."""
+    T = config.context_length
+    wide = (T if window is None else min(window, T) for window in config.windows)
+    return [Fraction(W * (2 * T - W + 1), 2 * T) for W in wide]
 
 
 def step_flops(config: ModelConfig, tokens: int, convention: Flops) -> int:
@@ -135,25 +140,28 @@ def step_flops(config: ModelConfig, tokens: int, convention: Flops) -> int:
 def kaplan_forward_flops(config: ModelConfig) -> int:
     """Forward FLOPs per token, 2N + 2 n_layer n_ctx d_model (Kaplan et al. 2020, arXiv:2001.08361, section 2.1).
 
-    N is the non-embedding count. Unlike `Flops.KAPLAN` it has the context term, which is half of what scores and
-    weighted sum cost over the whole T x T when H C = d_model.
+    N is the non-embedding count of what is active. Unlike `Flops.KAPLAN` it has the context term, which is half of what
+    scores and weighted sum cost over the whole T x T when H C = d_model.
     """
     context = 2 * config.n_layer * config.context_length * config.d_model
-    return 2 * count_parameters(config).nonembedding + context
+    return 2 * count_parameters(config, active=True).nonembedding + context
 
 
 def cache_bytes(config: ModelConfig, length: int, batch: int, bytes_per_number: int, bytes_per_scale: int = 0) -> int:
     """Bytes of keys and values that decoding keeps for `batch` sequences of `length` tokens.
 
-    A sliding window keeps no more than its width; int8 has a scale for each key and each value of a head.
+    A sliding window keeps no more than its width where all layers have it; int8 has a scale for each key and each value
+    of a head.
     """
-    length = length if config.window is None else min(length, config.window)
+    length = length if config.reach is None else min(length, config.reach)
     per_head = config.head_width * bytes_per_number + bytes_per_scale
     return 2 * config.n_layer * config.kv_heads * length * batch * per_head
 
 
 def jaxpr_dot_flops(jaxpr: Any) -> int:
-    """FLOPs of all `dot_general` in a (closed) jaxpr, loop bodies times their length: what `MATMUL_FULL` must equal.
+    """FLOPs of all products in a (closed) jaxpr, loop bodies times their length: what `MATMUL_FULL` must equal.
+
+    A product by groups takes each vector to one matrix, whatever a device makes of it.
 
     Raises:
       ValueError: a `while` loop (its length is not in the jaxpr) or a `cond` whose branches differ in cost.
@@ -167,6 +175,13 @@ def _equation_flops(equation: Any) -> int:
         (contracted, _), _ = params["dimension_numbers"]
         left = equation.invars[0].aval.shape
         return 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(left[axis] for axis in contracted)
+    if name == "ragged_dot_general":
+        numbers = params["ragged_dot_dimension_numbers"]
+        (contracted, _), _ = numbers.dot_dimension_numbers
+        left, made = equation.invars[0].aval.shape, math.prod(equation.outvars[0].aval.shape)
+        # Where what is summed is in groups, each has a result of its own, of its part of the sum.
+        groups = 1 if numbers.rhs_group_dimensions else equation.invars[2].aval.shape[-1]
+        return 2 * made * math.prod(left[axis] for axis in contracted) // groups
     inner = [jaxpr_dot_flops(jaxpr) for jaxpr in _subjaxprs(params)]
     if name == "while" and any(inner):
         raise ValueError("a while loop with products has no static FLOP count")
@@ -184,10 +199,10 @@ def _subjaxprs(params: dict[str, Any]) -> Iterator[Any]:
                 yield item
 
 
-def _hidden_matrices(config: ModelConfig) -> int:
-    return 2 if config.feed_forward is FeedForward.SWIGLU else 1
-
-
-def _layer_matrices(config: ModelConfig) -> int:
+def _layer_matrices(config: ModelConfig, active: bool) -> int:
     attention = config.d_model * config.head_width * 2 * (config.n_head + config.kv_heads)
-    return attention + (_hidden_matrices(config) + 1) * config.d_model * config.d_ff
+    expert, experts = config.feed_forward.matrices * config.d_model * config.d_ff, config.experts
+    if experts is None:
+        return attention + expert
+    visited = (experts.chosen if active else experts.count) + experts.shared
+    return attention + config.d_model * experts.count + visited * expert

@@ -8,12 +8,24 @@ import jax
 import jax.numpy as jnp
 
 from lm.model.cache import Memory, Recall, remember
-from lm.model.config import ModelConfig, Norm
+from lm.model.config import ModelConfig, Norm, QkNorm
 from lm.model.execution import Products
-from lm.model.layers import Normalise, Projection, residual_std
+from lm.model.layers import Normalise, Projection, residual_std, softcapped
 from lm.model.positions import Rotation, rotate
 
 JOINED = "query_key_value"
+
+
+@dataclasses.dataclass(frozen=True)
+class Scoring:
+    """How the product of a query and a key becomes a score: times `scale`, C^-0.5 where it is None, then c tanh(s / c)
+    of a `softcap` c (Bello et al. 2016, arXiv:1611.09940; Gemma 2)."""
+
+    scale: float | None = None
+    softcap: float | None = None
+
+
+USUAL = Scoring()
 
 
 def causal_mask(length: int, segments_BT: jax.Array | None, window: int | None = None) -> jax.Array:
@@ -31,23 +43,27 @@ def causal_mask(length: int, segments_BT: jax.Array | None, window: int | None =
     return mask_BTS & (segments_BT[:, :, None] == segments_BT[:, None, :])
 
 
-def attend(q_BTHC: jax.Array, k_BSKC: jax.Array, v_BSKC: jax.Array, mask_BTS: jax.Array) -> jax.Array:
+def attend(
+    q_BTHC: jax.Array, k_BSKC: jax.Array, v_BSKC: jax.Array, mask_BTS: jax.Array, scoring: Scoring = USUAL
+) -> jax.Array:
     """Scaled dot-product attention with H query heads in K equal groups (Ainslie et al. 2023, arXiv:2305.13245).
 
     The mask is boolean, [B or 1, T, S]. A masked weight is exactly 0, and a query that sees no key gets exactly 0.
     Products are in the inputs' type with float32 sums; the softmax is in float32. Keys and values are never repeated.
     Returns [B, T, H, C] in the inputs' type.
     """
-    q_BTKGC = _grouped(q_BTHC, k_BSKC.shape[2])
+    q_BTKGC = _grouped(q_BTHC, k_BSKC.shape[2], scoring)
     scores_BKGTS = jnp.einsum("BTKGC,BSKC->BKGTS", q_BTKGC, k_BSKC, preferred_element_type=jnp.float32)
-    weights_BKGTS = _masked_softmax(scores_BKGTS, mask_BTS[:, None, None]).astype(q_BTHC.dtype)
+    weights_BKGTS = _weights(scores_BKGTS, mask_BTS[:, None, None], scoring).astype(q_BTHC.dtype)
     return jnp.einsum("BKGTS,BSKC->BTKGC", weights_BKGTS, v_BSKC).reshape(q_BTHC.shape)
 
 
-def attend_cached(q_BTHC: jax.Array, k_BKSC: jax.Array, v_BKSC: jax.Array, mask_BTS: jax.Array) -> jax.Array:
+def attend_cached(
+    q_BTHC: jax.Array, k_BKSC: jax.Array, v_BKSC: jax.Array, mask_BTS: jax.Array, scoring: Scoring
+) -> jax.Array:
     """`attend` over keys and values as the cache holds them: a head's slots lie together, so that nothing is moved."""
     (B, T, H, C), (_, K, S, _) = q_BTHC.shape, k_BKSC.shape
-    q_BKGTC = jnp.moveaxis(_grouped(q_BTHC, K), 1, 3)
+    q_BKGTC = jnp.moveaxis(_grouped(q_BTHC, K, scoring), 1, 3)
     # Batches of plain matrices, N = B K, for a single token with the keys on the left: else XLA on CPU copies them,
     # transposed for a single query and without axes of length 1.
     k_NSC, v_NSC, q_NMC = (x.reshape(B * K, -1, C) for x in (k_BKSC, v_BKSC, q_BKGTC))
@@ -56,7 +72,7 @@ def attend_cached(q_BTHC: jax.Array, k_BKSC: jax.Array, v_BKSC: jax.Array, mask_
     else:
         scores_NMS = jnp.einsum("NMC,NSC->NMS", q_NMC, k_NSC, preferred_element_type=jnp.float32)
     scores_BKGTS = scores_NMS.reshape(B, K, H // K, T, S)
-    weights_BKGTS = _masked_softmax(scores_BKGTS, mask_BTS[:, None, None]).astype(q_BTHC.dtype)
+    weights_BKGTS = _weights(scores_BKGTS, mask_BTS[:, None, None], scoring).astype(q_BTHC.dtype)
     out_NMC = jnp.einsum("NMS,NSC->NMC", weights_BKGTS.reshape(B * K, -1, S), v_NSC)
     return jnp.moveaxis(out_NMC.reshape(q_BKGTC.shape), 3, 1).reshape(q_BTHC.shape)
 
@@ -67,13 +83,19 @@ def _for_all_queries(x_BSKC: jax.Array) -> jax.Array:
     return nn.with_logical_constraint(x_BSKC, ("batch", "keys", "kv_heads", "head"))
 
 
-def _grouped(q_BTHC: jax.Array, kv_heads: int) -> jax.Array:
+def scaled(q_BTHC: jax.Array, scoring: Scoring) -> jax.Array:
+    """Queries times the scale of their scores."""
+    return q_BTHC * (q_BTHC.shape[-1] ** -0.5 if scoring.scale is None else scoring.scale)
+
+
+def _grouped(q_BTHC: jax.Array, kv_heads: int, scoring: Scoring) -> jax.Array:
     B, T, H, C = q_BTHC.shape
-    return (q_BTHC * C**-0.5).reshape(B, T, kv_heads, H // kv_heads, C)
+    return scaled(q_BTHC, scoring).reshape(B, T, kv_heads, H // kv_heads, C)
 
 
-def _masked_softmax(scores: jax.Array, mask: jax.Array) -> jax.Array:
-    scores = jnp.where(mask, scores, -jnp.inf)
+def _weights(scores: jax.Array, mask: jax.Array, scoring: Scoring) -> jax.Array:
+    """The softmax over the keys that the mask leaves."""
+    scores = jnp.where(mask, softcapped(scores, scoring.softcap), -jnp.inf)
     highest = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
     # A row without any key has maximum -inf, and -inf - -inf would be NaN.
     weights = jnp.exp(scores - jnp.where(highest == -jnp.inf, 0.0, highest))
@@ -91,7 +113,9 @@ class Attention(Protocol):
     def sees(self, length: int, segments_BT: jax.Array | None, window: int | None) -> Any:
         """What every layer needs to know of who sees whom; a pytree."""
 
-    def __call__(self, q_BTHC: jax.Array, k_BSKC: jax.Array, v_BSKC: jax.Array, seen: Any) -> jax.Array:
+    def __call__(
+        self, q_BTHC: jax.Array, k_BSKC: jax.Array, v_BSKC: jax.Array, seen: Any, scoring: Scoring
+    ) -> jax.Array:
         """The weighted sums of one layer, [B, T, H, C] in the inputs' type."""
 
 
@@ -110,21 +134,23 @@ class Plain:
         """The mask."""
         return causal_mask(length, segments_BT, window)
 
-    def __call__(self, q_BTHC: jax.Array, k_BSKC: jax.Array, v_BSKC: jax.Array, seen: jax.Array) -> jax.Array:
+    def __call__(
+        self, q_BTHC: jax.Array, k_BSKC: jax.Array, v_BSKC: jax.Array, seen: jax.Array, scoring: Scoring
+    ) -> jax.Array:
         """Holds the scores of all T x T."""
-        return attend(q_BTHC, k_BSKC, v_BSKC, seen)
+        return attend(q_BTHC, k_BSKC, v_BSKC, seen, scoring)
 
     def __str__(self) -> str:
         return f"plain attention, all T x T scores: {self.reason}"
 
 
 class SelfAttention(nn.Module):
-    """Queries, keys and values, optional QK-norm (RMSNorm of each head), rotary turn, attention, output projection.
+    """Queries, keys and values, optional QK-norm (RMSNorm), rotary turn, attention, output projection.
 
     Parameters in which the first three are one matrix, named `JOINED`, are used as they are.
 
-    QK-norm follows Dehghani et al. 2023, arXiv:2302.05442, section 2.1, with one scale a component shared by all heads.
-    With a memory the keys and values go through it, and it is returned with them.
+    QK-norm follows Dehghani et al. 2023, arXiv:2302.05442, section 2.1, with one scale a component shared by all heads,
+    or one norm over all heads (`QkNorm`). With a memory the keys and values go through it, and it is returned too.
     """
 
     config: ModelConfig
@@ -136,11 +162,17 @@ class SelfAttention(nn.Module):
     ) -> tuple[jax.Array, Memory | None]:
         config = self.config
         D, H, K, C = config.d_model, config.n_head, config.kv_heads, config.head_width
-        dtype = config.dtype.value
+        dtype, scoring = config.dtype.value, Scoring(config.score_scale, config.attention_softcap)
+        biased = config.bias if config.qkv_bias is None else config.qkv_bias
 
         def heads(name: str, count: int, axis: str) -> jax.Array:
             axes = ("embed", axis, "head")
-            return Projection((D, count, C), axes, dtype, config.init_scale, bias=config.bias, name=name)(x_BTD)
+            return Projection((D, count, C), axes, dtype, config.matrix_scale, bias=biased, name=name)(x_BTD)
+
+        def normalised(x_BTHC: jax.Array, name: str, axis: str) -> jax.Array:
+            axis = "head" if config.qk_norm_over is QkNorm.HEAD else axis
+            norm = Normalise(Norm.RMSNORM, config.norm_eps, bias=False, axis=axis, name=name)
+            return norm(x_BTHC) if axis == "head" else norm(x_BTHC.reshape(*x_BTHC.shape[:2], -1)).reshape(x_BTHC.shape)
 
         if self.has_variable("params", JOINED):
             q_BTHC, k_BSKC, v_BSKC = jnp.split(heads(JOINED, H + 2 * K, "heads"), (H, H + K), axis=2)
@@ -148,17 +180,16 @@ class SelfAttention(nn.Module):
             q_BTHC, k_BSKC = heads("query", H, "heads"), heads("key", K, "kv_heads")
             v_BSKC = heads("value", K, "kv_heads")
         if config.qk_norm:
-            q_BTHC = Normalise(Norm.RMSNORM, config.norm_eps, bias=False, axis="head", name="query_norm")(q_BTHC)
-            k_BSKC = Normalise(Norm.RMSNORM, config.norm_eps, bias=False, axis="head", name="key_norm")(k_BSKC)
+            q_BTHC, k_BSKC = normalised(q_BTHC, "query_norm", "heads"), normalised(k_BSKC, "key_norm", "kv_heads")
         if turn is not None:
             q_BTHC, k_BSKC = rotate(q_BTHC, turn), rotate(k_BSKC, turn)
         q_BTHC = nn.with_logical_constraint(q_BTHC, ("batch", "sequence", "heads", "head"))
         k_BSKC, v_BSKC = _for_all_queries(k_BSKC), _for_all_queries(v_BSKC)
         if isinstance(seen, Recall) and memory is not None:
             memory, k_BKSC, v_BKSC = remember(memory, seen, k_BSKC, v_BSKC)
-            out_BTHC = attend_cached(q_BTHC, k_BKSC, v_BKSC, seen.mask_BTS)
+            out_BTHC = attend_cached(q_BTHC, k_BKSC, v_BKSC, seen.mask_BTS, scoring)
         else:
-            out_BTHC = self.attention(q_BTHC, k_BSKC, v_BSKC, seen)
+            out_BTHC = self.attention(q_BTHC, k_BSKC, v_BSKC, seen, scoring)
         axes, std = ("heads", "head", "embed"), residual_std(config)
         out = Projection((H, C, D), axes, dtype, std, contracted=2, bias=config.bias, name="out")
         return out(out_BTHC), memory

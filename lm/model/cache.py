@@ -69,12 +69,12 @@ def empty_cache(
     spare: int = 0,
     apart: bool = False,
 ) -> Cache:
-    """A cache without tokens; a sliding window needs no more slots than it is wide, and `spare` for ones to forget.
+    """A cache without tokens; a sliding window of all layers needs no more slots than it is wide, `spare` to forget.
 
     `apart` is for unrolled layers: one cut out of the stack is a copy of it at every token (XLA on CPU), and so is one
     whose rows and heads are axes of their own where there is one row. int8 stays stacked: each layer is widened anyway.
     """
-    slots = slots if config.window is None else min(slots, config.window + spare)
+    slots = slots if config.reach is None else min(slots, config.reach + spare)
     shape = (config.n_layer, batch, config.kv_heads, slots, config.head_width)
     layer = (batch * config.kv_heads, slots, config.head_width)
 
@@ -101,7 +101,7 @@ def empty_cache(
 
 def grow(cache: Cache, config: ModelConfig, slots: int) -> Cache:
     """The cache with room for `slots` tokens where it had less; a sliding window never needs more than its width."""
-    more = (slots if config.window is None else min(slots, config.window)) - cache.slots
+    more = (slots if config.reach is None else min(slots, config.reach)) - cache.slots
     if more <= 0:
         return cache
 

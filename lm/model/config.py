@@ -11,7 +11,9 @@ Glossary of the letters that end array names everywhere (`x_BTD`, `q_BTHC`, `sco
 
 import dataclasses
 import enum
+import itertools
 
+from lm.base.config import LATER
 from lm.base.errors import UsageError
 
 
@@ -22,18 +24,168 @@ class Norm(enum.StrEnum):
     RMSNORM = "rmsnorm"
 
 
-class FeedForward(enum.StrEnum):
-    """The position-wise sublayer: two matrices around a GELU, or three with a SiLU gate."""
+class NormPlacement(enum.StrEnum):
+    """Where a layer normalises, f being its attention or its feed-forward, x the residual stream.
 
+    PRE: x + f(norm(x)). POST: norm(x + f(x)), and no norm before the head (Vaswani et al. 2017). OUTPUT: x + norm(f(x))
+    (OLMo 2, arXiv:2501.00656). SANDWICH: x + norm(f(norm(x))) (Gemma 2, arXiv:2408.00118).
+    """
+
+    PRE = "pre"
+    POST = "post"
+    OUTPUT = "output"
+    SANDWICH = "sandwich"
+
+    @property
+    def on_input(self) -> bool:
+        """Whether a sublayer reads normalised numbers."""
+        return self in (NormPlacement.PRE, NormPlacement.SANDWICH)
+
+    @property
+    def on_output(self) -> bool:
+        """Whether what a sublayer writes is normalised."""
+        return self in (NormPlacement.OUTPUT, NormPlacement.SANDWICH)
+
+
+class FeedForward(enum.StrEnum):
+    """The position-wise sublayer: two matrices around a function, or three with a gate (Shazeer 2020).
+
+    Gates: arXiv:2002.05202. GELU is its tanh form, as in GPT-2 and Gemma; the exact one, by the error function, says
+    so. RELU2 is the square of the ReLU (So et al. 2021, arXiv:2109.08668).
+    """
+
+    RELU = "relu"
+    RELU2 = "relu2"
     GELU = "gelu"
+    GELU_EXACT = "gelu_exact"
     SWIGLU = "swiglu"
+    GEGLU = "geglu"
+    GEGLU_EXACT = "geglu_exact"
+
+    @property
+    def gated(self) -> bool:
+        """Whether two matrices make what lies between."""
+        return self in (FeedForward.SWIGLU, FeedForward.GEGLU, FeedForward.GEGLU_EXACT)
+
+    @property
+    def matrices(self) -> int:
+        """How many there are in all."""
+        return 3 if self.gated else 2
 
 
 class Positions(enum.StrEnum):
-    """How order reaches attention: a learned vector a position, or rotated queries and keys."""
+    """How order reaches attention: a learned or a fixed vector a position, rotated queries and keys, or causality only.
+
+    SINUSOIDAL: Vaswani et al. 2017, arXiv:1706.03762, section 3.5. NONE: Kazemnejad et al. 2023, arXiv:2305.19466.
+    """
 
     LEARNED = "learned"
+    SINUSOIDAL = "sinusoidal"
     ROPE = "rope"
+    NONE = "none"
+
+
+class Slowdown(enum.StrEnum):
+    """Which rotary frequencies are divided: all, or the more the fewer turns they make in the original context.
+
+    LINEAR: Chen et al. 2023, arXiv:2306.15595. LLAMA3: the released code of Llama 3.1.
+    """
+
+    LINEAR = "linear"
+    LLAMA3 = "llama3"
+
+
+@dataclasses.dataclass(frozen=True)
+class RopeScaling:
+    """Rotary frequencies slowed down by up to `factor`, for contexts longer than those trained on.
+
+    LLAMA3: frequencies of fewer than `low_freq_factor` turns in `original_context` tokens wholly, of more than
+    `high_freq_factor` turns not at all, linearly in between.
+
+    Raises:
+      UsageError: a number out of its range, missing for LLAMA3, or given for LINEAR.
+    """
+
+    kind: Slowdown
+    factor: float
+    original_context: int | None = None
+    low_freq_factor: float | None = None
+    high_freq_factor: float | None = None
+
+    def __post_init__(self) -> None:
+        where, names = "config.model.rope_scaling", ("original_context", "low_freq_factor", "high_freq_factor")
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        for name, value in {"factor": self.factor, **given}.items():
+            if value <= 0:
+                raise UsageError(f"{name} is {value}; it must be above 0", where=where)
+        if self.kind is Slowdown.LINEAR and given:
+            raise UsageError(f"{' and '.join(given)} mean nothing to kind linear", where=where, do="Leave them out.")
+        if self.kind is Slowdown.LLAMA3:
+            if len(given) < len(names):
+                raise UsageError(f"kind llama3 needs {', '.join(n for n in names if n not in given)}", where=where)
+            if given["low_freq_factor"] >= given["high_freq_factor"]:
+                raise UsageError(
+                    f"low_freq_factor {self.low_freq_factor} is not below high_freq_factor {self.high_freq_factor}",
+                    where=where,
+                )
+
+
+@dataclasses.dataclass(frozen=True)
+class Experts:
+    """A mixture of experts in place of each feed-forward, all of width d_ff, without biases (Shazeer et al. 2017).
+
+    Weights of the chosen are the softmax over their logits alone, which is the one over all, normalised over them
+    (Mixtral); not `normalised`, they are what they have of the softmax over all (Qwen3-MoE can do either).
+
+    Raises:
+      UsageError: a number out of its range.
+    """
+
+    count: int  # E, of which a token visits
+    chosen: int
+    shared: int = 0  # more of them, which all tokens visit, as one sublayer of so many widths
+    normalised: bool = True
+    balance_loss: float = 0.01  # weights of what training adds to its loss, evaluation does not: see
+    router_z_loss: float = 0.001  # `lm.model.experts.router_losses`
+
+    def __post_init__(self) -> None:
+        where = "config.model.experts"
+        for name, least in {"count": 1, "chosen": 1, "shared": 0, "balance_loss": 0, "router_z_loss": 0}.items():
+            if getattr(self, name) < least:
+                raise UsageError(f"{name} is {getattr(self, name)}; it must be at least {least}", where=where)
+        if self.chosen > self.count:
+            raise UsageError(f"chosen is {self.chosen}, and count is {self.count}", where=where, do="Change one.")
+
+
+@dataclasses.dataclass(frozen=True)
+class WidthScaling:
+    """The maximal-update parameterisation: a learning rate that is best at `base_width` is so at every width.
+
+    muP, Yang et al. 2022, arXiv:2203.03466, table 8, for Adam. With m = d_model / base_width, matrices of layers begin
+    with init_std m^-1/2 and learn at 1 / m of the rate, logits are divided by m, and the scale of attention falls as
+    1 / d_head, from base_head^-1/2 at `base_head`; tables, a head of its own, biases and scales stay as they are.
+    Weight decay is that of the whole rate at every width. Nothing changes at m = 1.
+
+    Raises:
+      UsageError: a number that is not positive.
+    """
+
+    base_width: int
+    base_head: int | None = None  # d_head at base_width; None: heads are as wide at every width
+
+    def __post_init__(self) -> None:
+        for name in ("base_width", "base_head"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise UsageError(
+                    f"{name} is {getattr(self, name)}; it must be positive", where="config.model.width_scaling"
+                )
+
+
+class QkNorm(enum.StrEnum):
+    """What one RMSNorm of queries, and one of keys, goes over: each head (Qwen 3), or all heads together (OLMo 2)."""
+
+    HEAD = "head"
+    HEADS = "heads"
 
 
 class Remat(enum.StrEnum):
@@ -87,6 +239,18 @@ class ModelConfig:
     unroll_layers: bool = False
     remat: Remat = Remat.NONE
     dtype: Dtype = Dtype.FLOAT32
+    rope_scaling: RopeScaling | None = dataclasses.field(default=None, metadata=LATER)
+    norm_placement: NormPlacement = dataclasses.field(default=NormPlacement.PRE, metadata=LATER)
+    parallel_block: bool = dataclasses.field(default=False, metadata=LATER)  # x + attention(norm(x)) + f(norm(x))
+    window_layers: tuple[bool, ...] = dataclasses.field(default=(True,), metadata=LATER)  # who has it, over and over
+    qk_norm_over: QkNorm = dataclasses.field(default=QkNorm.HEAD, metadata=LATER)
+    qkv_bias: bool | None = dataclasses.field(default=None, metadata=LATER)  # None: as `bias`
+    attention_scale: float | None = dataclasses.field(default=None, metadata=LATER)  # of q k; None: d_head^-0.5
+    attention_softcap: float | None = dataclasses.field(default=None, metadata=LATER)  # scores become c tanh(s / c)
+    logit_softcap: float | None = dataclasses.field(default=None, metadata=LATER)  # and so do logits
+    embedding_scale: float | None = dataclasses.field(default=None, metadata=LATER)  # of token vectors; None: 1
+    experts: Experts | None = dataclasses.field(default=None, metadata=LATER)
+    width_scaling: WidthScaling | None = dataclasses.field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "context_length", "n_layer", "d_model", "n_head", "d_ff"):
@@ -96,7 +260,10 @@ class ModelConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{name} is {value}; it must be positive", where="config.model")
-        for name in ("norm_eps", "rope_base", "init_std"):
+        for name in (
+            *("norm_eps", "rope_base", "init_std"),
+            *("attention_scale", "attention_softcap", "logit_softcap", "embedding_scale"),
+        ):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise UsageError(f"{name} is {value}; it must be above 0", where="config.model")
@@ -118,6 +285,30 @@ class ModelConfig:
                 where="config.model",
                 do="Rotary positions turn pairs of components: choose an even head width.",
             )
+        self._check_choices()
+
+    def _check_choices(self) -> None:
+        """Refuses choices that contradict one another, each by its name."""
+        if self.rope_scaling is not None and self.positions is not Positions.ROPE:
+            raise _contradiction("rope_scaling is given", f"positions is {self.positions}: nothing is rotated")
+        if self.positions is Positions.SINUSOIDAL and self.d_model % 2:
+            raise _contradiction("positions is sinusoidal", f"d_model {self.d_model} is odd: sines need their cosines")
+        if self.parallel_block and self.norm_placement is not NormPlacement.PRE:
+            raise _contradiction("parallel_block is on", f"norm_placement is {self.norm_placement}, not pre")
+        if self.qk_norm_over is QkNorm.HEADS and not self.qk_norm:
+            raise _contradiction("qk_norm_over is heads", "qk_norm is off")
+        if self.window_layers != (True,) and self.window is None:
+            raise _contradiction("window_layers is given", "window is none")
+        if not any(self.window_layers):
+            raise _contradiction(f"window is {self.window}", "window_layers gives it to no layer")
+        if self.experts is not None and self.bias:
+            raise _contradiction("experts are given, which have no biases", "bias is on")
+        if self.width_scaling is not None and self.init_std is None:
+            raise _contradiction("width_scaling is given", "init_std is none, which is a scaling of its own")
+        if self.width_scaling is not None and self.width_scaling.base_head and self.attention_scale is not None:
+            raise _contradiction("width_scaling.base_head is given", "attention_scale is, which it would set")
+        if len(self.window_layers) > self.n_layer:
+            raise _contradiction(f"window_layers is of {len(self.window_layers)}", f"n_layer is {self.n_layer}")
 
     @property
     def kv_heads(self) -> int:
@@ -125,11 +316,53 @@ class ModelConfig:
         return self.n_head if self.n_kv_head is None else self.n_kv_head
 
     @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The window of each layer."""
+        pattern = itertools.islice(itertools.cycle(self.window_layers), self.n_layer)
+        return tuple(self.window if here else None for here in pattern)
+
+    @property
+    def window_kinds(self) -> tuple[int | None, ...]:
+        """The windows that layers differ by: all the same, or with and without."""
+        return (self.window,) if all(self.window_layers) else (self.window, None)
+
+    @property
+    def reach(self) -> int | None:
+        """How many of the newest keys any layer sees; None: all."""
+        return self.window if all(self.window_layers) else None
+
+    @property
+    def visited(self) -> int:
+        """How many feed-forwards of width d_ff a token goes through in a layer."""
+        return 1 if self.experts is None else self.experts.chosen + self.experts.shared
+
+    @property
     def init_scale(self) -> float:
-        """The standard deviation of initial matrices and tables."""
+        """The standard deviation of initial tables, and of a head of its own."""
         return self.d_model**-0.5 if self.init_std is None else self.init_std
+
+    @property
+    def matrix_scale(self) -> float:
+        """The standard deviation of initial matrices of layers."""
+        return self.init_scale * self.width_ratio**-0.5
+
+    @property
+    def width_ratio(self) -> float:
+        """How many times wider the model is than the base of its `width_scaling`; 1 without."""
+        return 1.0 if self.width_scaling is None else self.d_model / self.width_scaling.base_width
+
+    @property
+    def score_scale(self) -> float | None:
+        """What the product of a query and a key is multiplied by; None: d_head^-0.5."""
+        if self.width_scaling is None or self.width_scaling.base_head is None:
+            return self.attention_scale
+        return self.width_scaling.base_head**0.5 / self.head_width
 
     @property
     def head_width(self) -> int:
         """C, the width of one head."""
         return self.d_model // self.n_head if self.d_head is None else self.d_head
+
+
+def _contradiction(one: str, other: str) -> UsageError:
+    return UsageError(f"{one}, and {other}", where="config.model", do="Change one of them.")

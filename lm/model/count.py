@@ -24,23 +24,23 @@ from lm.model.transformer import Transformer
 CACHE_NUMBERS = {"float32": (4, 0), "bfloat16": (2, 0), "int8": (1, 4)}  # bytes a number and a scale
 _CONVENTIONS = {
     "parameters": "each trained number once; a tied table is in embedding; norms = scales and all biases; "
-    "nonembedding = matrices + norms",
+    "nonembedding = matrices + norms; active = what a token uses, of experts the chosen and shared",
     "flops_per_token": "training = forward + backward, a token of a full window; a lookup is free, a tied head is not",
     **{convention.value: convention.meaning for convention in Flops},
-    "kaplan_forward": "forward only, 2N + 2 n_layer n_ctx d_model with N = nonembedding (Kaplan et al. 2020)",
+    "kaplan_forward": "forward only, 2N + 2 n_layer n_ctx d_model with N = active nonembedding (Kaplan et al. 2020)",
     "cache_bytes": "keys and values of one sequence: 2 x layers x key-value heads x head width x tokens x bytes; a "
-    "sliding window keeps its width of tokens; int8 has a float32 scale for every head width of numbers",
+    "sliding window of all layers keeps its width of tokens; int8 has a float32 scale for every head width of numbers",
     "run_flops": "tokens of the whole run x flops_per_token",
 }
 
 
 def costs(config: ModelConfig, tokens: int) -> dict[str, Any]:
     """All counts of a model that is trained on `tokens` tokens, as JSON-able integers with their conventions."""
-    counts = count_parameters(config)
+    counts, active = count_parameters(config), count_parameters(config, active=True)
     T = config.context_length
     return {
         "parameters": dataclasses.asdict(counts)
-        | {name: getattr(counts, name) for name in ("total", "active", "nonembedding")},
+        | {"total": counts.total, "active": active.total, "nonembedding": counts.nonembedding},
         "flops_per_token": {convention.value: flops_per_token(config, convention) for convention in Flops}
         | {"kaplan_forward": kaplan_forward_flops(config)},
         "cache_bytes": {

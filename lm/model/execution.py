@@ -5,8 +5,8 @@ Counts are of products only, as there; bytes are the least that memory must carr
 
 import dataclasses
 
-from lm.model.accounting import Flops, count_parameters, flops_per_token
-from lm.model.config import Dtype, FeedForward, ModelConfig, Remat
+from lm.model.accounting import Flops, causal_keys, count_parameters, flops_per_token
+from lm.model.config import Dtype, ModelConfig, NormPlacement, Remat
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,13 +21,18 @@ class Products:
 def executed_flops_per_token(config: ModelConfig, attention: Products) -> float:
     """FLOPs of products that a step runs for a token of a full window, what rematerialisation repeats included.
 
-    A block that is run again stops at the input of its last product, whose result the backward pass does not need.
+    A block that is run again leaves out the products that end it (two of a parallel block) where their results are only
+    added to the residual stream: the backward pass does not need them.
     """
     head = 2 * config.d_model * config.vocab_size
     counted = flops_per_token(config, Flops.MATMUL if attention.causal else Flops.MATMUL_FULL) / 3 - head
     pair = _attention_flops(config, attention)  # of the two products, all layers
     matrices = counted - pair
-    again = matrices - 2 * config.n_layer * config.d_model * config.d_ff if config.remat is Remat.FULL else 0
+    added = 1 if config.experts is None else config.experts.shared  # chosen experts' results also weigh their gradients
+    unneeded = added * config.d_model * config.d_ff if config.norm_placement is NormPlacement.PRE else 0
+    if config.parallel_block:
+        unneeded += config.d_model * config.n_head * config.head_width
+    again = matrices - 2 * config.n_layer * unneeded if config.remat is Remat.FULL else 0
     passes = 1 + attention.backward / 2 + (config.remat is not Remat.NONE)
     return 3 * (head + matrices) + again + pair * passes
 
@@ -45,10 +50,10 @@ def least_traffic(config: ModelConfig, tokens: int, weight_shards: int, microbat
       microbatches: how often the weights are read anew.
     """
     size = 4 if config.dtype is Dtype.FLOAT32 else 2
-    D, F, C = config.d_model, config.d_ff, config.head_width
-    hidden = 2 if config.feed_forward is FeedForward.SWIGLU else 1
+    D, F, C = config.d_model, config.visited * config.d_ff, config.head_width
     heads = config.n_head + 2 * config.kv_heads
-    through = 4 * D + (heads + config.n_head) * C / weight_shards + (hidden + 1) * F / weight_shards
+    wide = (heads + config.n_head) * C + config.feed_forward.matrices * F
+    through = 4 * D + wide / weight_shards
     passes = 4 if config.remat is Remat.FULL else 3
     weights = (count_parameters(config).matrices + config.d_model * config.vocab_size) / weight_shards
     logits = 4 * tokens * config.vocab_size / weight_shards * 4  # float32, written and read forward and backward
@@ -62,8 +67,8 @@ def least_saved(config: ModelConfig, weight_shards: int) -> float:
     to the residual stream, the hidden layer), and without recomputation what the last products of a sublayer read.
     """
     size = 4 if config.dtype is Dtype.FLOAT32 else 2
-    D, F, C = config.d_model, config.d_ff, config.head_width
-    hidden = 2 if config.feed_forward is FeedForward.SWIGLU else 1
+    D, F, C = config.d_model, config.visited * config.d_ff, config.head_width
+    hidden = config.feed_forward.matrices - 1
     made = D + ((config.n_head + 2 * config.kv_heads) * C + hidden * F) / weight_shards
     read = (config.n_head * C + F) / weight_shards
     kept = {Remat.FULL: D, Remat.DOTS: D + made, Remat.NONE: D + made + read}
@@ -71,7 +76,5 @@ def least_saved(config: ModelConfig, weight_shards: int) -> float:
 
 
 def _attention_flops(config: ModelConfig, attention: Products) -> float:
-    T = config.context_length
-    W = T if config.window is None else min(config.window, T)
-    keys = W * (2 * T - W + 1) / (2 * T) if attention.causal else T
-    return 4 * config.n_layer * config.n_head * config.head_width * keys
+    keys = sum(causal_keys(config)) if attention.causal else config.n_layer * config.context_length
+    return float(4 * config.n_head * config.head_width * keys)

@@ -13,7 +13,7 @@ from lm.model.config import ModelConfig, Norm
 
 def residual_std(config: ModelConfig) -> float:
     """Of matrices that write to the residual stream, so that its variance does not grow with the 2L sublayers."""
-    return config.init_scale * (2 * config.n_layer) ** -0.5
+    return config.matrix_scale * (2 * config.n_layer) ** -0.5
 
 
 def named(init: Callable[..., jax.Array], axes: tuple[str, ...]) -> Callable[..., Any]:
@@ -29,6 +29,11 @@ def normal(std: float, axes: tuple[str, ...]) -> Callable[..., Any]:
 def with_rank(x: jax.Array, ndim: int) -> jax.Array:
     """`x` with leading axes of length 1 up to `ndim` axes: broadcasting is always asked for, never implied."""
     return jnp.expand_dims(x, tuple(range(ndim - x.ndim)))
+
+
+def softcapped(x: jax.Array, cap: float | None) -> jax.Array:
+    """`x` held softly between -cap and cap: cap tanh(x / cap); as it is without a cap."""
+    return x if cap is None else cap * jnp.tanh(x / cap)
 
 
 class Projection(nn.Module):

@@ -54,7 +54,7 @@ Rules = tuple[Rule, ...]
 
 # A logical axis without a rule is whole on every device.
 RULES: Rules = (
-    # Until a model has experts, their axis would do nothing for parameters: rows use it, so that it costs nothing.
+    # Rows use the axis of experts too: a device takes its own rows through all experts, and dense models lose nothing.
     Rule("batch", ("replica", "data", "fsdp", "expert")),
     Rule("sequence", ("sequence",)),
     Rule("experts", ("expert",)),

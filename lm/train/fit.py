@@ -43,5 +43,6 @@ def check_mesh(config: RunConfig, mesh: Mesh) -> None:
         "head": ("d_head", model.head_width),
         "vocab": ("vocab_size", model.vocab_size),
         "layers": ("n_layer", model.n_layer),
+        **({"experts": ("experts.count", model.experts.count)} if model.experts else {}),
     }
     check_divides(sizes, mesh, config.mesh.rules)

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from lm.model.config import Experts
 from lm.model.score import token_log_probs
 
 
@@ -23,3 +24,16 @@ def loss_sums(logits_BTV, batch: dict, z_loss: float) -> tuple[jax.Array, dict[s
     if z_loss:
         objective += z_loss * jnp.sum(jnp.square(jax.nn.logsumexp(logits_BTV, axis=-1)) * weights_BT)
     return objective, {"nll": nll, "tokens": jnp.sum(weights_BT)}
+
+
+def with_routers(
+    objective: jax.Array, sums: dict[str, jax.Array], routed: dict[str, jax.Array], experts: Experts | None
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """What `loss_sums` returned, with the losses of routers (`lm.model.experts.router_losses`) by their weights.
+
+    They are means over the microbatch, and count for each of its tokens.
+    """
+    for name, loss in routed.items():
+        sums = {**sums, name: loss * sums["tokens"]}
+        objective += getattr(experts, name) * sums[name]
+    return objective, sums

@@ -5,24 +5,30 @@ and after a restore the rate follows from the saved step alone.
 """
 
 import math
+from functools import partial
 
 import jax
 import optax
 
+from lm.model.accounting import Group, group_of
 from lm.train.config import OptimizerConfig, Schedule
 
 _NOT_DECAYED = ("bias", "scale")
 
 
-def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
+def make_optimizer(config: OptimizerConfig, width_ratio: float = 1.0) -> optax.GradientTransformation:
     """Clipping, Adam's direction and decoupled decay; the step multiplies the result by -lr.
+
+    Matrices of layers learn at the rate over `width_ratio` (`lm.model.config.WidthScaling`), and decay at the rate.
 
     Source: Loshchilov & Hutter 2019 (arXiv:1711.05101), decay scaled by the learning rate.
     """
+    scaled = () if width_ratio == 1 else (optax.stateless(partial(_matrices_over, width_ratio)),)
     clip = (optax.clip_by_global_norm(config.clip_norm),) if config.clip_norm else ()
     return optax.chain(
         *clip,
         optax.scale_by_adam(config.b1, config.b2, config.eps),
+        *scaled,
         optax.add_decayed_weights(config.weight_decay, mask=decay_mask),
     )
 
@@ -34,6 +40,13 @@ def decay_mask(params):
         return not any(getattr(entry, "key", None) in _NOT_DECAYED for entry in path)
 
     return jax.tree_util.tree_map_with_path(decayed, params)
+
+
+def _matrices_over(ratio: float, updates, _params):
+    def over(path, update: jax.Array) -> jax.Array:
+        return update / ratio if group_of(tuple(entry.key for entry in path)) is Group.MATRICES else update
+
+    return jax.tree_util.tree_map_with_path(over, updates)
 
 
 def learning_rate(config: OptimizerConfig, steps: int, step: int) -> float:

@@ -133,7 +133,8 @@ class Recorder:
     def _check_first_loss(self, loss: float) -> None:
         model = self._config.model
         low = math.log(model.vocab_size)
-        high = max(expected_first_loss(dataclasses.replace(model, init_std=std)) for std in (0.02, None))
+        plain = dataclasses.replace(model, width_scaling=None)
+        high = max(expected_first_loss(dataclasses.replace(plain, init_std=std)) for std in (0.02, None))
         inside = low - FIRST_LOSS_TOLERANCE <= loss <= high + FIRST_LOSS_TOLERANCE
         if self._config.init_from is None and not inside:
             logger.warning(

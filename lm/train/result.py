@@ -63,7 +63,7 @@ def result_row(
         "context_length": model.context_length,
         **{f"params_{group.name}": getattr(counts, group.name) for group in dataclasses.fields(counts)},
         "params_total": counts.total,
-        "params_active": counts.active,
+        "params_active": count_parameters(model, active=True).total,
         "params_nonembedding": counts.nonembedding,
         "n_layer": model.n_layer,
         "d_model": model.d_model,

@@ -9,12 +9,13 @@ import optax
 from jax.sharding import Mesh
 
 from lm.model.attention import Attention, Plain
+from lm.model.experts import TOLD, router_losses
 from lm.model.fused import choose
 from lm.model.transformer import Transformer
 from lm.parallel.rules import batch_sharding, flax_rules, placed, replicated, sharded
 from lm.train.config import RunConfig
 from lm.train.guard import chosen, fresh_guard, judge
-from lm.train.loss import loss_sums
+from lm.train.loss import loss_sums, with_routers
 from lm.train.optimizer import make_optimizer
 
 # {"params": float32 tree, "opt_state": optax state, "step": int32 []}; with on_nan or on_spike also "guard".
@@ -25,7 +26,7 @@ def init_state(config: RunConfig, key) -> State:
     """A fresh state whose parameters still carry their logical axis names (see `abstract_state`)."""
     tokens_BT = jnp.zeros((1, config.model.context_length), jnp.int32)
     params = Transformer(config.model).init(key, tokens_BT)["params"]
-    optimizer = make_optimizer(config.optimizer)
+    optimizer = make_optimizer(config.optimizer, config.model.width_ratio)
     state = {"params": params, "opt_state": optimizer.init(params), "step": jnp.zeros((), jnp.int32)}
     return {**state, "guard": fresh_guard()} if config.guarded else state
 
@@ -47,9 +48,10 @@ def make_train_step(config: RunConfig, mesh: Mesh) -> jax.stages.Wrapped:
 
     `batch` holds int32 "inputs" and "targets" [B, T], float32 "weights" [B, T] and, for masked documents, int32
     "segments" [B, T]. `metrics` are float32 scalars: "loss" (nats/token, weighted mean), "grad_norm" (before
-    clipping), "param_norm" (after the update); a guarded step adds those of `lm.train.guard.judge`.
+    clipping), "param_norm" (after the update), of experts those of `router_losses`; a guarded step adds those of
+    `lm.train.guard.judge`.
     """
-    optimizer = make_optimizer(config.optimizer)
+    optimizer = make_optimizer(config.optimizer, config.model.width_ratio)
     attention = choose(config.model, config.model.context_length, mesh, flax_rules(config.mesh.rules))
     gradients = _accumulated(loss_gradients(config, attention), config.accumulate)
 
@@ -64,6 +66,7 @@ def make_train_step(config: RunConfig, mesh: Mesh) -> jax.stages.Wrapped:
             "loss": sums["nll"] / tokens,
             "grad_norm": optax.tree.norm(grads),
             "param_norm": optax.tree.norm(params),
+            **{name: total / tokens for name, total in sums.items() if name not in ("nll", "tokens")},
         }
         after = {"params": params, "opt_state": opt_state, "step": state["step"] + 1}
         return _guarded(config, state, after, metrics) if config.guarded else (after, metrics)
@@ -87,11 +90,12 @@ def _guarded(config: RunConfig, before: State, after: State, metrics: dict) -> t
 
 def loss_gradients(config: RunConfig, attention: Attention = Plain()) -> Callable:
     """`(params, batch) -> (gradient of the summed objective, sums)` of one microbatch."""
-    model = Transformer(config.model, attention=attention)
+    model, experts = Transformer(config.model, attention=attention), config.model.experts
 
     def objective(params, batch: dict):
-        logits_BTV = model.apply({"params": params}, batch["inputs"], batch.get("segments"))
-        return loss_sums(logits_BTV, batch, config.z_loss)
+        logits_BTV, told = model.apply({"params": params}, batch["inputs"], batch.get("segments"), mutable=[TOLD])
+        objective, sums = loss_sums(logits_BTV, batch, config.z_loss)
+        return with_routers(objective, sums, router_losses(told), experts)
 
     return jax.grad(objective, has_aux=True)
 

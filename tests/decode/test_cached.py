@@ -19,7 +19,7 @@ PROMPT, STEPS = 8, 12
 LAYOUTS = ("scan", "unrolled", "unstacked")
 GRID = {
     "norm": tuple(Norm),
-    "positions": tuple(Positions),
+    "positions": (Positions.LEARNED, Positions.ROPE),
     "n_kv_head": (None, 2, 1),  # of 4 query heads: multi-head, grouped, multi-query
     "qk_norm": (False, True),
     "layout": LAYOUTS,
@@ -97,7 +97,7 @@ def compare_with_full_forward(case):
 
 
 def identify(case):
-    return "-".join(str(value) for value in case.values())
+    return "-".join(f"{name}={value}" for name, value in case.items())
 
 
 def alternating(k):
@@ -105,7 +105,10 @@ def alternating(k):
     return {"tied_embedding": k % 2 == 0, "bias": k % 4 < 2}
 
 
+# What else a cached token goes through: settings that go together, and their layout.
+MORE = {**variants.MORE, "layout": tuple({"layout": layout} for layout in LAYOUTS)}
 COVERING = variants.pairwise(GRID)
+COVERING_MORE = [variants.merged(*row.values()) for row in variants.pairwise(MORE)]
 AXES = {name: values for name, values in GRID.items() if name not in alternating(0)}
 WHOLE = [
     {**dict(zip(AXES, values, strict=True)), **alternating(k)}
@@ -114,7 +117,13 @@ WHOLE = [
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=[pytest.mark.slow] if k else []) for k, case in enumerate(COVERING)], ids=identify
+    "case",
+    [
+        COVERING[0],
+        *(pytest.param(case, marks=pytest.mark.slow) for case in [*COVERING[1:], *COVERING_MORE[:3]]),
+        *(pytest.param(case, marks=pytest.mark.full) for case in COVERING_MORE[3:]),
+    ],
+    ids=identify,
 )
 def test_cached_logits_are_those_of_the_full_forward(case):
     compare_with_full_forward(case)
@@ -229,7 +238,7 @@ def rms(x):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("positions", tuple(Positions))
+@pytest.mark.parametrize("positions", [Positions.LEARNED, Positions.ROPE])
 def test_bfloat16_with_a_cache_is_as_near_to_float32_as_without(positions):
     exact = shape(context_length=320, positions=positions, qk_norm=True)
     config = variants.replace(exact, dtype=Dtype.BFLOAT16)

@@ -21,14 +21,14 @@ from lm.model.accounting import (
     step_flops,
 )
 from lm.model.cache import empty_cache
-from lm.model.config import CacheDtype, Dtype, FeedForward, ModelConfig, Norm, Positions, Remat
+from lm.model.config import CacheDtype, Dtype, Experts, FeedForward, ModelConfig, Norm, Positions, Remat
 from lm.model.count import CACHE_NUMBERS, traced_flops_per_token
 from lm.model.transformer import Transformer
 from lm.train.config import RunConfig
-from tests.model.variants import COVERING, identify, replace, tiny
+from tests.model.variants import COVERING, COVERING_MORE, identify, replace, tiny
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-covered = pytest.mark.parametrize("config", COVERING, ids=identify)
+covered = pytest.mark.parametrize("config", [*COVERING, *COVERING_MORE], ids=identify)
 
 
 def published(name: str) -> ModelConfig:
@@ -40,7 +40,7 @@ def test_gpt2_counts():
     assert counts.total == 124_439_808
     assert counts.total - counts.position - counts.norms == 123_532_032
     assert counts.embedding == 50257 * 768
-    assert counts.active == counts.total
+    assert count_parameters(published("gpt2.py"), active=True) == counts
 
 
 @pytest.mark.parametrize(
@@ -121,6 +121,32 @@ def test_a_sliding_window_is_counted_by_the_keys_that_are_seen():
         assert count_parameters(windowed) == count_parameters(config)
 
 
+def test_layers_with_and_without_the_window_are_counted_each_by_its_keys():
+    mixed = tiny(n_layer=3, window=2, window_layers=(True, False))
+    parts = [flops_per_token(replace(mixed, window=w, window_layers=(True,)), Flops.MATMUL) for w in (2, 2, None)]
+    all_windowed, _, none = parts
+    assert 3 * flops_per_token(mixed, Flops.MATMUL) == 2 * all_windowed + none
+    # One layer needs every slot, and the stacked cache has as many for all.
+    assert cache_bytes(mixed, 20, 1, 4) == cache_bytes(tiny(n_layer=3), 20, 1, 4)
+
+
+def test_experts_cost_by_those_a_token_visits_and_weigh_by_all():
+    dense, few, many = (tiny(experts=e) for e in (None, Experts(4, 2), Experts(64, 2)))
+    expert, router = 3 * 16 * 24, 16
+    counted = {e: count_parameters(e).matrices - count_parameters(dense).matrices for e in (few, many)}
+    assert counted == {few: 2 * (3 * expert + 4 * router), many: 2 * (63 * expert + 64 * router)}
+    used = count_parameters(few, active=True)
+    assert used.total - count_parameters(dense).total == 2 * (expert + 4 * router)
+    assert flops_per_token(few, Flops.SIX_ND) == 6 * used.total
+    assert flops_per_token(few, Flops.KAPLAN) == 6 * used.nonembedding
+    # More experts cost a token their row of the router and nothing else.
+    more = flops_per_token(many, Flops.MATMUL) - flops_per_token(few, Flops.MATMUL)
+    assert more == 3 * 2 * 2 * 60 * router
+    shared = tiny(experts=Experts(4, 2, shared=1))
+    assert count_parameters(shared).total - count_parameters(few).total == 2 * expert
+    assert flops_per_token(shared, Flops.MATMUL) - flops_per_token(few, Flops.MATMUL) == 3 * 2 * 2 * expert
+
+
 def test_a_share_of_a_flop_is_rounded_once_a_token():
     config = tiny(n_head=1, d_head=2, context_length=7, window=3)
     # Two products of width 2 with 1 + 2 + 5 x 3 keys for 7 tokens are 20.57 FLOPs a token and layer; with one key, 8.
@@ -145,6 +171,12 @@ def test_cache_of_llama_8b():
     assert cache_bytes(config, 1, 1, bytes_per_number=2) == 2 * 32 * 8 * 128 * 2 == 131_072
     assert cache_bytes(config, 8192, 3, bytes_per_number=2) == 3 * 2**30
     assert cache_bytes(config, 1, 1, bytes_per_number=1, bytes_per_scale=4) == 2 * 32 * 8 * (128 + 4)
+
+
+def test_products_by_groups_are_those_of_one_matrix_a_vector():
+    x, kernel, sizes = jnp.ones((6, 4)), jnp.ones((3, 4, 5)), jnp.array([1, 5, 0])
+    grads = jax.grad(lambda x, kernel: jnp.sum(jax.lax.ragged_dot(x, kernel, sizes)), (0, 1))
+    assert jaxpr_dot_flops(jax.make_jaxpr(grads)(x, kernel)) == 3 * 2 * 6 * 4 * 5
 
 
 @pytest.mark.parametrize("kv_heads", [None, 2, 1])  # multi-head, grouped, multi-query

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lm.model.attention import attend, causal_mask
+from lm.model.attention import Scoring, attend, attend_cached, causal_mask
 from lm.model.positions import document_positions, rotate, rotation
 
 
@@ -52,6 +52,23 @@ def test_grouped_queries_equal_repeated_keys(kv_heads: int):
     grouped = attend(q, k, v, causal_mask(6, None))
     repeated = attend(q, *(jnp.repeat(x, 4 // kv_heads, axis=2) for x in (k, v)), causal_mask(6, None))
     np.testing.assert_allclose(grouped, repeated, atol=1e-6)  # sums of 6 to 8 float32 terms of order 1
+
+
+def test_scores_are_scaled_and_capped_before_the_softmax():
+    q, k, v = (3 * random(1, 5, 2, 4, seed=seed) for seed in range(3))
+    scoring, mask = Scoring(scale=0.7, softcap=2.0), causal_mask(5, None)
+    expected = np.zeros((1, 5, 2, 4))
+    for head in range(2):
+        for t in range(5):
+            raw = np.array([float(q[0, t, head] @ k[0, s, head]) * 0.7 for s in range(t + 1)])
+            weights = np.exp(2.0 * np.tanh(raw / 2.0))
+            expected[0, t, head] = (weights / weights.sum()) @ np.asarray(v[0, : t + 1, head])
+    np.testing.assert_allclose(attend(q, k, v, mask, scoring), expected, atol=1e-5)
+    cached = attend_cached(q, k.swapaxes(1, 2), v.swapaxes(1, 2), mask, scoring)
+    np.testing.assert_allclose(cached, expected, atol=1e-5)
+    last = attend_cached(q[:, -1:], k.swapaxes(1, 2), v.swapaxes(1, 2), mask[:, -1:], scoring)
+    np.testing.assert_allclose(last, expected[:, -1:], atol=1e-5)
+    assert np.abs(attend(q, k, v, mask, Scoring(scale=0.7)) - expected).max() > 0.1
 
 
 def test_weights_of_a_query_sum_to_one():

@@ -10,7 +10,7 @@ import pytest
 
 from lm.model.accounting import Flops, flops_per_token, jaxpr_dot_flops
 from lm.model.attention import Plain
-from lm.model.config import FeedForward, ModelConfig, Remat
+from lm.model.config import Experts, FeedForward, ModelConfig, NormPlacement, Remat
 from lm.model.execution import executed_flops_per_token, least_saved, least_traffic
 from lm.model.fused import Kernel
 from lm.model.transformer import Transformer
@@ -21,9 +21,28 @@ MODEL = ModelConfig(
 
 
 @pytest.mark.parametrize("remat", list(Remat))
-@pytest.mark.parametrize("feed_forward", list(FeedForward))
+@pytest.mark.parametrize("feed_forward", [FeedForward.GELU, FeedForward.SWIGLU])
 def test_the_count_is_that_of_the_jaxpr_with_what_is_recomputed(remat, feed_forward):
-    config = dataclasses.replace(MODEL, remat=remat, feed_forward=feed_forward)
+    compare_with_jaxpr(dataclasses.replace(MODEL, remat=remat, feed_forward=feed_forward))
+
+
+ENDS = [
+    {"parallel_block": True},
+    *({"norm_placement": placement} for placement in NormPlacement),
+    {"experts": Experts(4, 2)},
+    {"experts": Experts(4, 2, shared=2)},
+    {"experts": Experts(4, 2, shared=1), "parallel_block": True},
+    {"experts": Experts(4, 2, shared=1), "norm_placement": NormPlacement.POST},
+]
+
+
+@pytest.mark.parametrize("remat", [Remat.DOTS, Remat.FULL])
+@pytest.mark.parametrize("ends", ENDS, ids=str)
+def test_what_a_block_leaves_out_when_it_runs_again_follows_from_how_it_ends(remat, ends):
+    compare_with_jaxpr(dataclasses.replace(MODEL, remat=remat, **ends))
+
+
+def compare_with_jaxpr(config):
     model, tokens = Transformer(config), jnp.zeros((1, config.context_length), jnp.int32)
     params = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), tokens))
     jaxpr = jax.make_jaxpr(jax.grad(lambda params: jnp.sum(jnp.sin(jnp.asarray(model.apply(params, tokens))))))(params)

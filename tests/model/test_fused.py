@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lm.model.attention import Plain, attend, causal_mask
+from lm.model.attention import USUAL, Plain, Scoring, attend, causal_mask
 from lm.model.config import Dtype, ModelConfig
 from lm.model.fused import Fused, Kernel, choose, cudnn, splash
 
@@ -53,6 +53,15 @@ def test_splash_attention_is_plain_attention(window, masked):
     plain = values_and_gradients(lambda *x: attend(*x, causal_mask(T, segments, window)), q, k, v)
     for ours, theirs in zip(kernel, plain, strict=True):
         # float32 sums of up to 256 terms of order 1 in another order: 256 x 2^-24, times some
+        np.testing.assert_allclose(ours, theirs, atol=1e-4)
+
+
+@pytest.mark.full
+def test_splash_attention_scales_and_caps_scores_as_plain_attention_does():
+    scoring, (q, k, v) = Scoring(scale=0.5, softcap=1.5), qkv(128, 2, 1, 16)
+    kernel = values_and_gradients(lambda *x: splash(*x, None, 50, scoring, interpret=True), q, k, v)
+    plain = values_and_gradients(lambda *x: attend(*x, causal_mask(128, None, 50), scoring), q, k, v)
+    for ours, theirs in zip(kernel, plain, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-4)
 
 
@@ -107,6 +116,7 @@ def test_each_platform_has_its_kernel_and_the_cpu_none():
         ({"context_length": 1000}, "tpu", {}, "1000 tokens are no multiple of 128"),
         ({}, "tpu", {"sequence": 2}, "the sequence is spread over devices"),
         ({"dtype": Dtype.FLOAT32}, "gpu", {}, "cuDNN has no float32"),
+        ({"attention_softcap": 50.0}, "gpu", {}, "cuDNN has no soft cap of scores (attention_softcap 50.0)"),
         ({"d_head": 160}, "gpu", {}, "head width 160 is no multiple of 8 up to 128"),
     ],
 )
@@ -116,8 +126,8 @@ def test_what_does_not_suit_a_kernel_is_computed_plainly_and_says_why(changes, p
 
 
 def test_rows_and_heads_lie_where_the_rules_put_them():
-    fused = chosen(model(window=7), mesh_of("tpu", "TPU v5", fsdp=4, tensor=2))
-    assert (fused.rows, fused.heads, fused.window) == (("data", "fsdp"), ("tensor",), 7)
+    fused = chosen(model(window=7, attention_softcap=50.0), mesh_of("tpu", "TPU v5", fsdp=4, tensor=2))
+    assert (fused.rows, fused.heads, fused.windows) == (("data", "fsdp"), ("tensor",), (7,))
 
 
 @pytest.mark.parametrize(("rows", "heads", "kv_heads"), [(2, 4, 2), (2, 4, 1), (3, 3, 3)])
@@ -125,7 +135,7 @@ def test_a_kernel_runs_on_the_rows_and_heads_of_each_device(monkeypatch, rows, h
     """One device of a mesh of two by two (abstract: nothing is run) is given its share, or all where it is odd."""
     given = []
 
-    def kernel(q, k, v, segments, window):
+    def kernel(q, k, v, segments, window, scoring):
         given.append((q.shape, k.shape))
         return q
 
@@ -134,9 +144,24 @@ def test_a_kernel_runs_on_the_rows_and_heads_of_each_device(monkeypatch, rows, h
     fused = Fused(Kernel.SPLASH, mesh, ("data",), ("tensor",))
     q = jax.ShapeDtypeStruct((rows, 8, heads, 4), jnp.float32)
     k = jax.ShapeDtypeStruct((rows, 8, kv_heads, 4), jnp.float32)
-    assert jax.eval_shape(lambda q, k: fused(q, k, k, None), q, k).shape == q.shape
+    assert jax.eval_shape(lambda q, k: fused(q, k, k, (None,), USUAL), q, k).shape == q.shape
     (q_shape, k_shape), share = given[0], 2 if rows % 2 == 0 else 1
     assert q_shape == (rows // share, 8, heads // share, 4)
     # each device's query heads find the key-value heads of their own group
     assert q_shape[2] % k_shape[2] == 0
     assert k_shape[2] == (kv_heads // share if kv_heads % share == 0 else q_shape[2])
+
+
+def test_where_layers_differ_each_runs_the_kernel_of_its_window(monkeypatch):
+    def kernel(q, k, v, segments, window, scoring):
+        return q * (0.0 if window is None else window)
+
+    monkeypatch.setattr("lm.model.fused.splash", kernel)
+    fused = Fused(
+        Kernel.SPLASH, jax.make_mesh((1,), ("data",), (jax.sharding.AxisType.Auto,)), ("data",), (), windows=(7, None)
+    )
+    q = jnp.ones((2, 8, 4, 4))
+    inside, everywhere = (fused.sees(8, None, window) for window in fused.windows)
+    run = jax.jit(lambda seen: fused(q, q, q, seen, USUAL))
+    assert (run(inside) == 7.0).all()
+    assert (run(everywhere) == 0.0).all()

@@ -11,12 +11,11 @@ from lm.base.errors import UsageError
 from lm.model.config import Dtype, FeedForward, ModelConfig, Norm, Positions, Remat
 from lm.model.score import token_log_probs
 from lm.model.transformer import Transformer, expected_first_loss
-from tests.model.variants import COVERING, identify, init, logits, parameters, replace, tiny, tokens
+from tests.model.variants import COVERING, COVERING_MORE, identify, init, logits, parameters, replace, tiny, tokens
 
-AXES = {"vocab", "embed", "position", "heads", "kv_heads", "head", "mlp", "norm", "layers"}
+AXES = {"vocab", "embed", "position", "heads", "kv_heads", "head", "mlp", "experts", "norm", "layers"}
 GPT2_LIKE = {"norm": Norm.LAYERNORM, "feed_forward": FeedForward.GELU, "positions": Positions.LEARNED, "bias": True}
 MIXED = tiny(n_kv_head=2, qk_norm=True, tied_embedding=False)
-covered = pytest.mark.parametrize("config", COVERING, ids=identify)
 
 
 def loss_of(config: ModelConfig, params, inputs_BT, targets_BT):
@@ -41,7 +40,11 @@ def test_chain_rule_sums_to_one_over_all_sequences():
 
 
 @pytest.mark.slow
-@covered
+@pytest.mark.parametrize(
+    "config",
+    [*COVERING, *COVERING_MORE[:2], *(pytest.param(more, marks=pytest.mark.full) for more in COVERING_MORE[2:])],
+    ids=identify,
+)
 def test_future_tokens_have_exactly_no_influence(config: ModelConfig):
     params, x_BT = parameters(config), tokens(config)
     t = config.context_length // 2
@@ -185,7 +188,7 @@ def test_bfloat16_is_near_float32(config: ModelConfig):
     assert 1e-5 < error < 0.04
 
 
-@covered
+@pytest.mark.parametrize("config", [*COVERING, *COVERING_MORE], ids=identify)
 def test_parameters_carry_the_documented_axis_names(config: ModelConfig):
     boxed = jax.eval_shape(Transformer(config).init, jax.random.key(0), jnp.zeros((1, 8), jnp.int32))["params"]
     boxes = jax.tree.leaves(boxed, is_leaf=lambda leaf: isinstance(leaf, nn.LogicallyPartitioned))

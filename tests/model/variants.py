@@ -1,4 +1,4 @@
-"""Tiny models for the tests of this room, and a pairwise covering set of every architectural choice."""
+"""Tiny models for the tests of this room, and pairwise covering sets of every architectural choice."""
 
 import dataclasses
 import functools
@@ -10,13 +10,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lm.model.config import FeedForward, ModelConfig, Norm, Positions
+from lm.model.config import (
+    Experts,
+    FeedForward,
+    ModelConfig,
+    Norm,
+    NormPlacement,
+    Positions,
+    QkNorm,
+    WidthScaling,
+)
 from lm.model.transformer import Transformer
 
 CHOICES: dict[str, tuple[Any, ...]] = {
     "norm": tuple(Norm),
-    "feed_forward": tuple(FeedForward),
-    "positions": tuple(Positions),
+    "feed_forward": (FeedForward.GELU, FeedForward.SWIGLU),  # two matrices or three
+    "positions": (Positions.LEARNED, Positions.ROPE),  # a table or none
     "n_kv_head": (None, 2, 1),
     "d_head": (None, 6),
     "bias": (False, True),
@@ -32,28 +41,62 @@ def tiny(**changes: Any) -> ModelConfig:
 
 
 def pairwise(choices: dict[str, tuple[Any, ...]]) -> list[dict[str, Any]]:
-    """Rows in which every pair of values of any two choices occurs; greedy, in a fixed order."""
-    rows = [dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())]
-    pairs_of = [set(itertools.combinations(row.items(), 2)) for row in rows]
-    missing = set().union(*pairs_of)
-    chosen = []
+    """Rows in which every pair of values of any two choices occurs; greedy, the first rows with the most of them."""
+    places = {(name, at) for name, values in choices.items() for at in range(len(values))}
+    missing = {frozenset(pair) for pair in itertools.combinations(sorted(places), 2) if pair[0][0] != pair[1][0]}
+    rows = []
     while missing:
-        best = max(range(len(rows)), key=lambda row: len(pairs_of[row] & missing))
-        missing -= pairs_of[best]
-        chosen.append(rows[best])
-    return chosen
+        row = dict(min(map(sorted, missing)))
+        while len(row) < len(choices):
+            # The choice and value that go with most of what the row has, in a fixed order.
+            gain = {
+                (name, at): sum(frozenset([(name, at), other]) in missing for other in row.items())
+                for name, at in sorted(places)
+                if name not in row
+            }
+            name, at = max(gain, key=lambda place: gain[place])
+            row[name] = at
+        missing -= {frozenset(pair) for pair in itertools.combinations(row.items(), 2)}
+        rows.append({name: values[row[name]] for name, values in choices.items()})
+    return rows
 
 
-def covering(choices: dict[str, tuple[Any, ...]] = CHOICES) -> list[ModelConfig]:
-    """Models in which every pair of values of any two choices occurs."""
-    return [tiny(**row) for row in pairwise(choices)]
+# Settings that go together, so that none contradicts another: what their names stand for.
+MORE: dict[str, tuple[dict[str, Any], ...]] = {
+    "placement": (
+        *({"norm_placement": placement} for placement in NormPlacement),
+        {"parallel_block": True},
+    ),
+    "sublayers": (
+        {"qkv_bias": True},
+        {"bias": True, "qkv_bias": False, "norm": Norm.LAYERNORM},
+        {"experts": Experts(count=3, chosen=2)},
+        {"experts": Experts(count=4, chosen=1, shared=2, normalised=False), "feed_forward": FeedForward.RELU2},
+    ),
+    "positions": tuple(
+        {"positions": positions} for positions in (Positions.NONE, Positions.SINUSOIDAL, Positions.ROPE)
+    ),
+    "heads": (
+        {"qk_norm": True, "qk_norm_over": QkNorm.HEADS, "n_kv_head": 2},
+        {"attention_softcap": 2.0, "attention_scale": 0.3, "logit_softcap": 5.0, "embedding_scale": 4.0},
+        {"width_scaling": WidthScaling(base_width=8, base_head=2)},
+    ),
+    "window": ({}, {"window": 3, "window_layers": (True, False)}),
+}
 
 
-COVERING = covering()
+def merged(*settings: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for some in settings for name, value in some.items()}
+
+
+COVERING = [tiny(**row) for row in pairwise(CHOICES)]
+COVERING_MORE = [tiny(n_layer=3, **merged(*row.values())) for row in pairwise(MORE)]
 
 
 def identify(config: ModelConfig) -> str:
-    return "-".join(str(getattr(config, name)) for name in CHOICES)
+    """What sets a model apart from `tiny()`."""
+    changed = {name: value for name, value in dataclasses.asdict(config).items() if value != getattr(tiny(), name)}
+    return "-".join(f"{name}={value}" for name, value in changed.items())
 
 
 @functools.cache

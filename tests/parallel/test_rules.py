@@ -10,7 +10,7 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from lm.base.config import build, override
 from lm.base.errors import UsageError
-from lm.model.config import ModelConfig, Norm, Positions
+from lm.model.config import Experts, ModelConfig, Norm, Positions
 from lm.model.transformer import Transformer
 from lm.parallel.mesh import MeshConfig
 from lm.parallel.rules import AXES, LOGICAL, RULES, Rule, batch_sharding, cut_over, placed
@@ -59,13 +59,14 @@ def test_a_batch_is_cut_over_every_axis_but_tensor():
     assert batch_sharding(TWO_EACH).spec == PartitionSpec(rows, ("sequence",))
 
 
-def test_the_model_names_nothing_unknown_and_every_known_name_but_that_of_experts(monkeypatch):
+def test_the_model_names_nothing_unknown_and_every_known_name(monkeypatch):
     constrained = []
     monkeypatch.setattr(nn, "with_logical_constraint", lambda x, names: constrained.append(names) or x)
-    params = boxed(MODEL)
+    routed = dataclasses.replace(MODEL, bias=False, experts=Experts(4, 2, shared=1))
+    params = [boxed(MODEL), boxed(routed)]
     names = {name for leaf in jax.tree.leaves(nn.get_partition_spec(params)) for name in leaf}
     used = names.union(*constrained) - {None}
-    assert used == set(LOGICAL) - {"experts"}
+    assert used == set(LOGICAL)
 
 
 def test_the_first_rule_decides_and_none_of_the_others():
@@ -124,6 +125,7 @@ def fits(mesh: AbstractMesh, *overrides: str) -> None:
         ({"tensor": 2}, ["model.vocab_size=257"], "vocab_size 257 over tensor 2"),
         ({"tensor": 4}, [], "n_kv_head 2 over tensor 4"),
         ({"tensor": 2}, ["model.d_ff=15"], "d_ff 15 over tensor 2"),
+        ({"expert": 2}, ["model.experts.count=3", "model.experts.chosen=1"], "experts.count 3 over expert 2"),
         ({"tensor": 8}, ["model.n_kv_head=4"], "n_head 4 over tensor 8; n_kv_head 4 over tensor 8"),
         ({"tensor": 2}, ['mesh.rules=[{"axis":"layers","over":["tensor"]}]'], "n_layer 1 over tensor 2"),
     ],
