@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lm.base.errors import LmError, RunError, UsageError
+from lm.base.freed import keep_freed_memory
 from lm.parallel.libtpu import quiet_without_tpu
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = argv[0] if argv else ""
     overrides = [part.removeprefix("--config.") for part in argv if part.startswith("--config.")]
     quiet_without_tpu()
+    keep_freed_memory()
     try:
         args = _parser().parse_args([part for part in argv if not part.startswith("--config.")])
         args.overrides = overrides

@@ -17,6 +17,7 @@ from typing import IO, Any
 import numpy as np
 from flax import traverse_util
 
+from lm.base import freed
 from lm.base.errors import UsageError
 
 _PEERS = Path(__file__).parent / "peers"
@@ -84,7 +85,14 @@ def running(peer: Peer) -> Iterator[RunningPeer]:
     command = [peer.python, str(_PEERS / "serve.py"), str(_PEERS / peer.program)]
     with tempfile.TemporaryFile() as errors:
         try:
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, bufsize=0)
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                bufsize=0,
+                env={**os.environ, **freed.environment()},  # as our own side, so that it is no advantage
+            )
         except OSError as error:
             raise PeerMissing(f"its interpreter does not start: {error.strerror}") from error
         try:

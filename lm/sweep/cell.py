@@ -12,6 +12,7 @@ from typing import Any
 
 from lm.base.config import build
 from lm.base.errors import LmError
+from lm.base.freed import keep_freed_memory
 from lm.parallel.launcher import find
 from lm.parallel.processes import joined
 from lm.train.config import RunConfig
@@ -48,6 +49,7 @@ def read_order(path: Path) -> Order:
 
 def carry_out(order: Order) -> int:
     """Trains the cell; returns what `lm train` would."""
+    keep_freed_memory()
     try:
         config, labels = build(RunConfig, order.config), Labels(**order.labels)
         with joined(find()) as team:
