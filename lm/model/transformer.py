@@ -2,8 +2,8 @@
 
 Parameters are float32 and stacked over layers. Their logical axis names are `vocab`, `embed`, `position`, `heads`,
 `kv_heads`, `head` (the components of one head), `mlp`, `experts`, `norm` (scales) and `layers`; activations are
-constrained by `batch`, `sequence`, `keys` (positions that are attended to), `embed`, `heads`, `kv_heads`, `head`, `mlp`
-and `vocab`.
+constrained by `batch`, `lookup` (rows out of a table), `sequence`, `keys` (positions that are attended to), `embed`,
+`heads`, `kv_heads`, `head`, `mlp` and `vocab`.
 Which of them is sharded over which devices is not known here: without rules and a mesh (`lm.parallel.rules.sharded`)
 the names mean nothing.
 """
@@ -22,6 +22,9 @@ from lm.model.cache import EMPTY, Cache, Memory, recall
 from lm.model.config import ModelConfig, NormPlacement, Positions
 from lm.model.layers import Normalise, normal, softcapped
 from lm.model.positions import LearnedPositions, document_positions, rotation, sinusoids
+
+# What tables give where their widths lie: the next constraint turns widths into rows. In one constraint XLA cannot.
+LOOKED_UP = ("lookup", "sequence", "embed")
 
 
 class Transformer(nn.Module):
@@ -103,6 +106,7 @@ class Transformer(nn.Module):
             x_BTD = x_BTD + sinusoids(position_BT, config.d_model).astype(dtype)
         elif config.positions is Positions.ROPE:
             turn = rotation(position_BT, config.head_width, config.rope_base, config.rope_scaling)
+        x_BTD = nn.with_logical_constraint(x_BTD, LOOKED_UP)
         carry = nn.with_logical_constraint(x_BTD, RESIDUAL), memory
         windowed = [window is not None for window in config.windows]
         if self.unstacked:

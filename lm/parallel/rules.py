@@ -22,7 +22,7 @@ from lm.base.errors import UsageError
 
 AXES = ("replica", "data", "fsdp", "expert", "sequence", "tensor")  # of the mesh, the slowest network first
 LOGICAL = (
-    *("batch", "sequence", "keys"),  # rows, positions that predict, positions that are attended to
+    *("batch", "lookup", "sequence", "keys"),  # rows, those out of a table, positions that predict or are attended to
     *("embed", "norm", "mlp", "heads", "kv_heads", "head"),  # widths: of matrices, of scales, of one head
     *("vocab", "position", "experts", "layers"),
 )
@@ -56,6 +56,7 @@ Rules = tuple[Rule, ...]
 RULES: Rules = (
     # Rows use the axis of experts too: a device takes its own rows through all experts, and dense models lose nothing.
     Rule("batch", ("replica", "data", "fsdp", "expert")),
+    Rule("lookup", ("replica", "data", "expert")),  # fsdp cuts their widths, as it does the table's
     Rule("sequence", ("sequence",)),
     Rule("experts", ("expert",)),
     Rule("vocab", ("tensor",)),

@@ -14,7 +14,7 @@ import numpy as np
 from lm.data.batches import Batches
 
 ROOT = Path(__file__).parents[2]
-DEADLINE = 600  # seconds: to wait, on a busy machine, for what happens in a few on a quiet one
+DEADLINE = 1800  # seconds: to wait, on a busy machine, for what happens in a few on a quiet one
 
 # Steps of a few milliseconds would all be over between two looks; what reaches the devices is kept for comparison.
 _WORKER = """
@@ -72,8 +72,9 @@ class Several:
         """Waits for `condition` while all processes live."""
         deadline = time.monotonic() + DEADLINE
         while not condition():
-            assert all(process.poll() is None for process in self.processes), self.said()
-            assert time.monotonic() < deadline, self.said()
+            if time.monotonic() > deadline or any(process.poll() is not None for process in self.processes):
+                self._kill()
+                raise AssertionError(self.said())
             time.sleep(0.01)
 
     def codes(self) -> list[int]:
@@ -81,12 +82,15 @@ class Several:
         try:
             return [process.wait(DEADLINE) for process in self.processes]
         finally:
-            for process in self.processes:
-                process.kill()
+            self._kill()
 
     def said(self) -> list[str]:
         """What each process has said on standard error."""
         return [path.read_text() for path in self.files]
+
+    def _kill(self) -> None:
+        for process in self.processes:
+            process.kill()
 
     def last_lines(self) -> list[str]:
         """The last line of each process."""

@@ -151,8 +151,8 @@ def test_processes_of_different_configurations_are_told_what_differs(tmp_path, c
 @pytest.mark.full
 def test_evaluation_in_two_processes_is_that_of_one(tmp_path, capsys, alone):
     text = tmp_path / "text.txt"
-    text.write_text("abc abd " * 700)  # 351 windows of 16: neither batches nor devices divide them
-    command = ["eval", "--checkpoint", str(alone), "--text", str(text), "--json"]
+    text.write_text("\n\n".join(["abc abd" * 115] * 7))  # 353 windows of 16: neither batches nor devices divide them
+    command = ["eval", "--checkpoint", str(alone), "--text", str(text), "--separator", "\n\n", "--json"]
     assert main(command) == 0
     wanted = json.loads(capsys.readouterr().out)
     run = Several(2, tmp_path / "said", *command)

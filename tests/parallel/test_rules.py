@@ -11,9 +11,9 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 from lm.base.config import build, override
 from lm.base.errors import UsageError
 from lm.model.config import Experts, ModelConfig, Norm, Positions
-from lm.model.transformer import Transformer
+from lm.model.transformer import LOOKED_UP, Transformer
 from lm.parallel.mesh import MeshConfig
-from lm.parallel.rules import AXES, LOGICAL, RULES, Rule, batch_sharding, cut_over, placed
+from lm.parallel.rules import AXES, LOGICAL, RULES, Rule, batch_sharding, cut_over, flax_rules, placed
 from lm.train.config import RunConfig
 from lm.train.fit import check_mesh
 from tests.train.tiny import run_config
@@ -52,6 +52,11 @@ def test_each_parameter_is_cut_along_the_axes_it_should_be():
     }
     found = specs()
     assert {name: found[name] for name in expected} == {name: PartitionSpec(*spec) for name, spec in expected.items()}
+
+
+def test_what_a_table_gives_is_cut_as_the_table_is_and_in_rows_over_the_rest():
+    spec = nn.logical_to_mesh_axes(LOOKED_UP, flax_rules(()))
+    assert spec == PartitionSpec(("replica", "data", "expert"), ("sequence",), ("fsdp",))
 
 
 def test_a_batch_is_cut_over_every_axis_but_tensor():

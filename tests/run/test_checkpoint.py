@@ -79,7 +79,6 @@ print(jax.device_count(), len(params["w"].addressable_shards), np.array_equal(pa
 TWO_PROCESSES = """
 import sys
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from lm.base.errors import RunError, UsageError
@@ -99,15 +98,20 @@ def refuse(meta):
 
 with joined(Group(address, 2, index, "a test")) as team:
     mesh = jax.make_mesh((2,), ("data",), (jax.sharding.AxisType.Auto,))
-    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    cut = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    noise = np.random.default_rng(0).random((64, 64), np.float32)
     checkpoints = Checkpoints(path, keep=3, team=team)
     for step in (1, 2, 3):
-        whole = np.full((8, 4), step, np.float32)
-        state = {"w": jax.make_array_from_callback(whole.shape, sharding, lambda part: whole[part])}
+        numbers = np.full((8, 4), step, np.float32)
+        state = {
+            "w": jax.make_array_from_callback(numbers.shape, cut, lambda part: numbers[part]),
+            "held_by_both": jax.make_array_from_callback(noise.shape, whole, lambda part: noise[part]),
+        }
         checkpoints.save(step, state, {"step": step})
     checkpoints.wait()
     team.agreed("saved")
-    wanted = {"w": jax.ShapeDtypeStruct((8, 4), jnp.float32, sharding=sharding)}
+    wanted = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
     found = checkpoints.restore_latest(wanted, accept)
     checkpoints.save(3, state, {"step": 3})
     checkpoints.wait()
@@ -459,6 +463,11 @@ def test_two_processes_agree_on_the_checkpoint_and_each_gets_its_shard(tmp_path)
         f"found 2 4 2.0 {passed_over}",
     ]
     assert sorted(child.name for child in path.iterdir()) == ["1", "2", "3", "3.corrupt"]
+    # Of an array that both hold each writes a half.
+    written = [sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+               for folder in (path / "2" / "state").glob("ocdbt.process_*")]  # fmt: skip
+    assert len(written) == 2
+    assert min(written) > 0.4 * sum(written)
     # What process 0 refuses ends both, each with its reason.
     assert [process.returncode for process in processes] == [2, 2]
     assert [error.splitlines()[-1] for _, error in said] == [

@@ -1,0 +1,5 @@
+"""`python -m experiments.meshes`."""
+
+from experiments.meshes.run import main
+
+main()
