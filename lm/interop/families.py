@@ -1,12 +1,24 @@
 """The families that are read and written, as tables. A model of ours is written in the first that can say it."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from lm.base.config import nearest
 from lm.base.errors import UsageError
 from lm.interop.layout import Layout, Part, Trait
-from lm.interop.traits import Biases, InnerWidth, Rope, SwitchedWindow, WholeHeads, Window
-from lm.model.config import FeedForward, ModelConfig, Norm, Positions
+from lm.interop.traits import (
+    Biases,
+    InnerWidth,
+    Mixture,
+    Rope,
+    ScaledLikeGemma,
+    SwitchedWindow,
+    WholeHeads,
+    Window,
+    WindowByLayer,
+)
+from lm.model.config import FeedForward, ModelConfig, Norm, NormPlacement, Positions, QkNorm
 
 GPT2 = Layout(
     model_type="gpt2",
@@ -90,50 +102,140 @@ _MODULES = {
     "layers/feed_forward/up": "mlp.up_proj",
     "layers/feed_forward/down": "mlp.down_proj",
 }
+_SILU = {"hidden_act": ("silu", "swish")}
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 def _like_llama(
     model_type: str,
     architecture: str,
     *traits: Trait,
-    defaults: dict[str, Any] | None = None,
-    ours: dict[str, Any] | None = None,
-    fixed: dict[str, tuple[Any, ...]] | None = None,
+    ours: Mapping[str, Any] = _NOTHING,
+    names: Mapping[str, str] = _NOTHING,
+    defaults: Mapping[str, Any] = _NOTHING,
+    fixed: Mapping[str, tuple[Any, ...]] = _SILU,
+    idle: frozenset[str] = frozenset(),
+    modules: Mapping[str, str] = _NOTHING,
+    scale_offset: float = 0.0,
 ) -> Layout:
+    """Llama's names and choices with what differs."""
     return Layout(
         model_type=model_type,
         architecture=f"{architecture}ForCausalLM",
         base=f"{architecture}Model",
-        names=_NAMES,
-        defaults={"head_dim": None, "rms_norm_eps": 1e-6, "tie_word_embeddings": False, **(defaults or {})},
+        names={**_NAMES, **names},
+        defaults={"head_dim": None, "rms_norm_eps": 1e-6, "tie_word_embeddings": False, **defaults},
         ours={
             "norm": Norm.RMSNORM,
             "feed_forward": FeedForward.SWIGLU,
             "positions": Positions.ROPE,
             "bias": False,
-            **(ours or {}),
+            **ours,
         },
-        fixed={"hidden_act": ("silu", "swish"), **(fixed or {})},
+        fixed=fixed,
         traits=traits,
+        idle=idle,
         prefix="model.",
         layers="layers.{}.",
-        modules=_MODULES,
+        modules={**_MODULES, **modules},
+        scale_offset=scale_offset,
     )
 
 
+_NO_BIAS = {**_SILU, "attention_bias": (False,)}
+_ROUTERS = frozenset({"router_aux_loss_coef", "router_jitter_noise", "output_router_logits"})  # of training
+
 LLAMA = _like_llama("llama", "Llama", WholeHeads(), Biases(), Rope(), defaults={"num_key_value_heads": None})
 MISTRAL = _like_llama("mistral", "Mistral", Rope(), Window(4096))
+QWEN2 = _like_llama("qwen2", "Qwen2", Rope(), SwitchedWindow(), ours={"qkv_bias": True})
 QWEN3 = _like_llama(
     "qwen3",
     "Qwen3",
     Rope(),
     SwitchedWindow(),
-    defaults={"head_dim": 128},
     ours={"qk_norm": True},
-    fixed={"attention_bias": (False,)},
+    defaults={"head_dim": 128},
+    fixed=_NO_BIAS,
+)
+GEMMA2 = _like_llama(
+    "gemma2",
+    "Gemma2",
+    WholeHeads(),
+    ScaledLikeGemma(),
+    Rope(),
+    WindowByLayer(),
+    ours={"feed_forward": FeedForward.GEGLU, "norm_placement": NormPlacement.SANDWICH},
+    names={"attention_softcap": "attn_logit_softcapping", "logit_softcap": "final_logit_softcapping"},
+    defaults={
+        "head_dim": 256,
+        "tie_word_embeddings": True,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+    },
+    fixed={
+        "hidden_activation": ("gelu_pytorch_tanh",),
+        "attention_bias": (False,),
+        "use_bidirectional_attention": (None, False),
+    },
+    idle=frozenset({"hidden_act", "cache_implementation", "sliding_window_size"}),
+    modules={
+        "layers/attention_out_norm": "post_attention_layernorm",
+        "layers/feed_forward_norm": "pre_feedforward_layernorm",
+        "layers/feed_forward_out_norm": "post_feedforward_layernorm",
+    },
+    scale_offset=1.0,
+)
+OLMO2 = _like_llama(
+    "olmo2",
+    "Olmo2",
+    Rope(),
+    ours={"norm_placement": NormPlacement.OUTPUT, "qk_norm": True, "qk_norm_over": QkNorm.HEADS},
+    defaults={"num_key_value_heads": None, "rms_norm_eps": 1e-5},
+    fixed=_NO_BIAS,
+    modules={
+        "layers/attention_out_norm": "post_attention_layernorm",
+        "layers/feed_forward_out_norm": "post_feedforward_layernorm",
+    },
+)
+MIXTRAL = _like_llama(
+    "mixtral",
+    "Mixtral",
+    Rope(1e6),
+    Window(None),
+    Mixture("num_local_experts"),
+    defaults={"rms_norm_eps": 1e-5},
+    idle=_ROUTERS,
+    modules={
+        "layers/feed_forward/router": "block_sparse_moe.gate",
+        "layers/feed_forward/gate": "block_sparse_moe.experts.{}.w1",
+        "layers/feed_forward/up": "block_sparse_moe.experts.{}.w3",
+        "layers/feed_forward/down": "block_sparse_moe.experts.{}.w2",
+    },
+)
+QWEN3_MOE = _like_llama(
+    "qwen3_moe",
+    "Qwen3Moe",
+    Rope(),
+    Mixture("num_experts", "norm_topk_prob"),
+    ours={"qk_norm": True},
+    names={"d_ff": "moe_intermediate_size"},
+    fixed={
+        **_NO_BIAS,
+        "use_sliding_window": (False,),
+        "decoder_sparse_step": (1,),
+        "mlp_only_layers": ([], None),
+    },
+    # Without dense layers and windows these have nothing to say.
+    idle=_ROUTERS | {"intermediate_size", "sliding_window", "max_window_layers"},
+    modules={
+        "layers/feed_forward/router": "mlp.gate",
+        "layers/feed_forward/gate": "mlp.experts.{}.gate_proj",
+        "layers/feed_forward/up": "mlp.experts.{}.up_proj",
+        "layers/feed_forward/down": "mlp.experts.{}.down_proj",
+    },
 )
 
-LAYOUTS = (GPT2, LLAMA, MISTRAL, QWEN3)
+LAYOUTS = (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2, OLMO2, MIXTRAL, QWEN3_MOE)
 
 
 def layout_called(model_type: Any, where: str) -> Layout:
@@ -158,7 +260,7 @@ def layout_for(model: ModelConfig) -> Layout:
     for layout in LAYOUTS:
         if not lost[layout.model_type]:
             return layout
-    name = min(lost, key=lambda name: len(lost[name]))
+    name = min(lost, key=lambda name: len("; ".join(lost[name])))
     raise UsageError(
         f"no layout of Hugging Face's that is known here holds this model; the nearest, {name}, would change "
         + "; ".join(lost[name]),

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from lm.base.config import build, differences, to_dict
 from lm.base.errors import UsageError
 from lm.interop.fields import IDLE, REQUIRED, Fields
-from lm.model.config import Dtype, ModelConfig, Positions, Remat
+from lm.model.config import Dtype, ModelConfig, Positions
 
 
 class Trait(Protocol):
@@ -144,17 +144,18 @@ def dtype_of(values: Mapping[str, Any], where: str) -> Dtype:
 
 def _function_of(model: ModelConfig) -> dict[str, Any]:
     """What a model computes, without how it begins and how it is run."""
-    told = to_dict(
-        dataclasses.replace(
-            model,
-            n_kv_head=model.kv_heads,
-            d_head=model.head_width,
-            init_std=None,
-            unroll_layers=False,
-            remat=Remat.NONE,
-            dtype=Dtype.FLOAT32,
-        )
-    )
-    if model.positions is Positions.LEARNED:
+    told = to_dict(model)
+    for name in ("init_std", "unroll_layers", "remat", "dtype", "window_layers"):
+        del told[name]
+    if model.positions is not Positions.ROPE:
         del told["rope_base"]
-    return told
+    for name in ("balance_loss", "router_z_loss"):
+        (told["experts"] or {}).pop(name, None)
+    return {
+        **told,
+        "n_kv_head": model.kv_heads,
+        "d_head": model.head_width,
+        "window": model.windows,
+        "qkv_bias": model.bias if model.qkv_bias is None else model.qkv_bias,
+        "attention_scale": model.head_width**-0.5 if model.attention_scale is None else model.attention_scale,
+    }

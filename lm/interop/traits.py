@@ -6,7 +6,19 @@ from typing import Any
 
 from lm.base.errors import UsageError
 from lm.interop.fields import Fields
-from lm.model.config import ModelConfig
+from lm.model.config import Experts, ModelConfig, Slowdown
+
+# Our fields of `RopeScaling` and theirs, by kind.
+_SLOWED = {
+    Slowdown.LINEAR: {"factor": "factor"},
+    Slowdown.LLAMA3: {
+        "factor": "factor",
+        "low_freq_factor": "low_freq_factor",
+        "high_freq_factor": "high_freq_factor",
+        "original_context": "original_max_position_embeddings",
+    },
+}
+_SLIDING = {True: "sliding_attention", False: "full_attention"}
 
 
 class InnerWidth:
@@ -71,13 +83,22 @@ class Rope:
             outer.one_of("partial_rotary_factor", (1.0, None))
         older = rotary.take("type", "default")
         kind = rotary.take("rope_type", older)
+        scaling = None
         if kind != "default":
-            raise fields.refusal("rope_type", kind, "'default'")
+            if kind not in list(Slowdown):
+                raise fields.refusal("rope_type", kind, " or ".join(["'default'", *map(repr, map(str, Slowdown))]))
+            names = _SLOWED[Slowdown(kind)]
+            scaling = {"kind": kind, **{ours: rotary.number(theirs) for ours, theirs in names.items()}}
         rotary.end(frozenset())
-        return {"rope_base": bases[0] if bases else self.base}
+        return {"rope_base": bases[0] if bases else self.base, "rope_scaling": scaling}
 
     def write(self, model: ModelConfig) -> dict[str, Any]:
-        return {"rope_theta": model.rope_base, "rope_scaling": None}
+        scaling = None
+        if model.rope_scaling is not None:
+            names = _SLOWED[model.rope_scaling.kind]
+            scaling = {theirs: getattr(model.rope_scaling, ours) for ours, theirs in names.items()}
+            scaling = {"rope_type": model.rope_scaling.kind.value, **scaling}
+        return {"rope_theta": model.rope_base, "rope_scaling": scaling}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,28 +118,85 @@ class Window:
 
 
 class SwitchedWindow:
-    """A window that Qwen switches on for the layers from `max_window_layers` on: here for all layers or none."""
+    """A window that Qwen switches on for the layers from `max_window_layers` on."""
 
     def read(self, fields: Fields, found: Mapping[str, Any]) -> dict[str, Any]:
         used, width = fields.take("use_sliding_window", False), fields.take("sliding_window", 4096)
         first = fields.number("max_window_layers", 28)
-        L = found["n_layer"]
-        sliding = [bool(used) and width is not None and layer >= first for layer in range(L)]
-        kinds = ["sliding_attention" if slides else "full_attention" for slides in sliding]
-        said = fields.take("layer_types", None)
-        if said is not None and said != kinds:
+        sliding = [bool(used) and width is not None and layer >= first for layer in range(found["n_layer"])]
+        said, kinds = fields.take("layer_types", None), [_SLIDING[slides] for slides in sliding]
+        if said not in (None, kinds):
             raise UsageError(
-                f"layer_types is {said!r}, that use_sliding_window {used!r} and max_window_layers {first!r} contradict",
+                f"layer_types is {said!r}; by use_sliding_window and max_window_layers it is {kinds!r}",
                 where=fields.where,
             )
-        if len(set(sliding)) > 1:
-            raise fields.refusal("max_window_layers", first, f"0 (all layers slide) or {L} (none does)")
-        return {"window": width if sliding[0] else None}
+        return _windows(sliding, width)
 
     def write(self, model: ModelConfig) -> dict[str, Any]:
-        slides = model.window is not None
+        full = [width is None for width in model.windows]
         return {
-            "use_sliding_window": slides,
+            "use_sliding_window": model.window is not None,
             "sliding_window": model.window,
-            "max_window_layers": 0 if slides else model.n_layer,
+            "max_window_layers": full.index(False) if False in full else model.n_layer,
         }
+
+
+class WindowByLayer:
+    """A window of some layers, named one by one; unnamed it is every other one, from the first on (Gemma 2)."""
+
+    def read(self, fields: Fields, found: Mapping[str, Any]) -> dict[str, Any]:
+        width = fields.take("sliding_window", 4096)
+        L = found["n_layer"]
+        kinds = fields.take("layer_types", None) or [_SLIDING[layer % 2 == 0] for layer in range(L)]
+        if len(kinds) != L or not {*kinds} <= {*_SLIDING.values()}:
+            raise fields.refusal("layer_types", kinds, f"{L} of {' and '.join(_SLIDING.values())}")
+        return _windows([kind == _SLIDING[True] and width is not None for kind in kinds], width)
+
+    def write(self, model: ModelConfig) -> dict[str, Any]:
+        kinds = [_SLIDING[width is not None] for width in model.windows]
+        return {"sliding_window": model.window, "layer_types": kinds}
+
+
+def _windows(sliding: list[bool], width: Any) -> dict[str, Any]:
+    """Our fields for a window in these layers: their pattern is as short as it repeats."""
+    if not any(sliding):
+        return {}
+    L = len(sliding)
+    period = next(n for n in range(1, L + 1) if all(sliding[i] == sliding[i % n] for i in range(L)))
+    return {"window": width, "window_layers": tuple(sliding[:period])}
+
+
+class ScaledLikeGemma:
+    """Gemma's token vectors are sqrt(D) times those in the table, and its scores have a scale of their own."""
+
+    def read(self, fields: Fields, found: Mapping[str, Any]) -> dict[str, Any]:
+        scalar = fields.number("query_pre_attn_scalar", 256)
+        if scalar <= 0:
+            raise fields.refusal("query_pre_attn_scalar", scalar, "a number above 0")
+        return {"embedding_scale": found["d_model"] ** 0.5, "attention_scale": scalar**-0.5}
+
+    def write(self, model: ModelConfig) -> dict[str, Any]:
+        scale = model.attention_scale
+        return {"query_pre_attn_scalar": model.head_width if scale is None else round(scale**-2)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixture:
+    """Experts: how many, how many a token visits, whether their weights sum to 1 (without a field for it they do)."""
+
+    count: str  # of the two names that there are for it, the family's own
+    normalised: str | None = None
+
+    def read(self, fields: Fields, found: Mapping[str, Any]) -> dict[str, Any]:
+        counts = {fields.number(name, None) for name in ("num_experts", "num_local_experts")} - {None}
+        if len(counts) != 1:
+            raise UsageError(f"{self.count} is {' and '.join(map(str, counts)) or 'missing'}", where=fields.where)
+        experts = {"count": counts.pop(), "chosen": fields.number("num_experts_per_tok")}
+        if self.normalised is not None:
+            experts["normalised"] = fields.take(self.normalised, False)
+        return {"experts": experts}
+
+    def write(self, model: ModelConfig) -> dict[str, Any]:
+        experts = model.experts or Experts(1, 1)
+        written = {self.count: experts.count, "num_experts_per_tok": experts.chosen}
+        return written if self.normalised is None else {**written, self.normalised: experts.normalised}

@@ -6,17 +6,46 @@ import pytest
 
 from lm.base.errors import UsageError
 from lm.interop.families import LAYOUTS, layout_called, layout_for
-from lm.model.config import Dtype, FeedForward, Norm, Positions
+from lm.model.config import (
+    Dtype,
+    Experts,
+    FeedForward,
+    Norm,
+    NormPlacement,
+    Positions,
+    QkNorm,
+    RopeScaling,
+    Slowdown,
+)
 from tests.interop.runs import GPT2, LLAMA
 from tests.model.variants import replace
 
 WHERE = "config.json"
+LONGER = RopeScaling(Slowdown.LLAMA3, 8.0, original_context=8192, low_freq_factor=1.0, high_freq_factor=4.0)
+LAST = {"window": 3, "window_layers": (False, True)}
+GEMMA = replace(
+    LLAMA, feed_forward=FeedForward.GEGLU, norm_placement=NormPlacement.SANDWICH, tied_embedding=True,
+    embedding_scale=4.0, attention_scale=24**-0.5, attention_softcap=50.0, logit_softcap=30.0, window=3,
+    window_layers=(True, False),
+)  # fmt: skip
 EXPRESSIBLE = {
     "gpt2": (GPT2, replace(GPT2, tied_embedding=False, norm_eps=1e-6, rope_base=7.0)),
-    "llama": (LLAMA, replace(LLAMA, bias=True, rope_base=5e5, dtype=Dtype.BFLOAT16, init_std=0.1)),
+    "llama": (
+        LLAMA,
+        replace(LLAMA, bias=True, rope_base=5e5, dtype=Dtype.BFLOAT16, init_std=0.1, rope_scaling=LONGER),
+        replace(LLAMA, qkv_bias=False, rope_scaling=RopeScaling(Slowdown.LINEAR, 2.0)),
+    ),
     "mistral": (replace(LLAMA, window=3), replace(LLAMA, n_head=5, n_kv_head=5)),
-    "qwen3": (replace(LLAMA, qk_norm=True), replace(LLAMA, qk_norm=True, window=3)),
-}
+    "qwen2": (replace(LLAMA, qkv_bias=True), replace(LLAMA, qkv_bias=True, **LAST)),
+    "qwen3": tuple(replace(LLAMA, qk_norm=True, **window) for window in ({}, {"window": 3}, LAST)),
+    "gemma2": (GEMMA, replace(GEMMA, attention_softcap=None, attention_scale=None, window=None, window_layers=(True,))),
+    "olmo2": (replace(LLAMA, norm_placement=NormPlacement.OUTPUT, qk_norm=True, qk_norm_over=QkNorm.HEADS),),
+    "mixtral": (replace(LLAMA, experts=Experts(4, 2)), replace(LLAMA, experts=Experts(4, 2, balance_loss=0), window=3)),
+    "qwen3_moe": (
+        replace(LLAMA, qk_norm=True, experts=Experts(4, 2)),
+        replace(LLAMA, qk_norm=True, experts=Experts(4, 2, normalised=False)),
+    ),
+}  # fmt: skip
 
 
 def read(values):
@@ -35,9 +64,12 @@ def test_a_model_is_written_in_the_first_layout_that_gives_it_back(name):
         layout = layout_for(model)
         assert layout.model_type == name
         again = layout.read(json.loads(json.dumps(layout.write(model))), WHERE)
-        kept = ("n_kv_head", "d_head", "dtype", "init_std", *(["rope_base"] if name == "gpt2" else []))
+        # Said otherwise by the same model, or of its training.
+        kept = ["n_kv_head", "d_head", "dtype", "init_std", "qkv_bias", "attention_scale", "experts"]
+        kept += ["rope_base"] if name == "gpt2" else []
         assert replace(again, **{field: getattr(model, field) for field in kept}) == model
-        assert (again.kv_heads, again.head_width) == (model.kv_heads, model.head_width)
+        assert (again.kv_heads, again.head_width, again.windows) == (model.kv_heads, model.head_width, model.windows)
+        assert layout.lost(again) == []
 
 
 def test_every_layout_is_tested():
@@ -50,6 +82,10 @@ def test_every_layout_is_tested():
         ({"norm": Norm.LAYERNORM}, "model.norm: 'layernorm' -> 'rmsnorm'"),
         ({"feed_forward": FeedForward.GELU}, "model.feed_forward: 'gelu' -> 'swiglu'"),
         ({"positions": Positions.LEARNED}, "model.positions: 'learned' -> 'rope'"),
+        ({"embedding_scale": 2.0}, "model.embedding_scale: 2.0 -> None"),
+        ({"experts": Experts(4, 2, shared=1)}, "model.experts.shared: 1 -> 0"),
+        ({"window": 3, "window_layers": (True, False)}, "model.window: (3, None) -> "),
+        ({"parallel_block": True}, "model.parallel_block: True -> False"),
     ],
 )
 def test_a_model_that_no_layout_holds_is_told_what_would_change(changes, told):
@@ -81,14 +117,24 @@ def test_a_model_that_no_layout_holds_is_told_what_would_change(changes, told):
         ("llama", {"torch_dtype": "float32", "dtype": "bfloat16"}, "dtype is 'bfloat16' and torch_dtype is 'float32'"),
         ("llama", {"model_type": "bloom"}, "model_type is 'bloom'. Known: gpt2, llama, "),
         ("gpt2", {"activation_function": "relu"}, "activation_function is 'relu'. Supported: 'gelu_new' or"),
-        (
-            "gpt2",
-            {"scale_attn_by_inverse_layer_idx": True},
-            "layer_idx is True. Supported: False",
-        ),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "layer_idx is True. Supported: False"),
         ("mistral", {"sliding_window": "4"}, "sliding_window is '4'. Supported: a number of tokens, or null."),
-        ("qwen3", {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}, "Supported: 0 (all"),
-        ("qwen3", {"layer_types": ["sliding_attention"] * 2}, "max_window_layers 2 contradict"),
+        ("llama", {"rope_scaling": {"type": "linear"}}, "the field 'factor' is missing"),
+        ("llama", {"rope_scaling": {"type": "linear", "factor": -1}}, "factor is -1.0; it must be above 0"),
+        ("gemma2", {"layer_types": ["full_attention"]}, "Supported: 2 of sliding_attention and full_attention."),
+        ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0. Supported: a number above 0."),
+        ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True. Supported: None or"),
+        ("mixtral", {"num_local_experts": None}, "num_local_experts is missing"),
+        ("qwen3_moe", {"num_local_experts": 8}, "num_experts is "),
+        ("mixtral", {"num_experts_per_tok": 5}, "chosen is 5, and count is 4"),
+        ("qwen3_moe", {"mlp_only_layers": [0]}, "mlp_only_layers is [0]. Supported: [] or None."),
+        ("qwen3_moe", {"use_sliding_window": True}, "use_sliding_window is True. Supported: False."),
+        ("olmo2", {"attention_bias": True}, "attention_bias is True. Supported: False."),
+        (
+            "qwen3",
+            {"layer_types": ["sliding_attention"] * 2},
+            "max_window_layers it is ['full_attention', 'full_attention']",
+        ),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(name, changes, told):

@@ -38,10 +38,25 @@ CASES = {
     "llama-biases": (
         "llama", {**_SHAPE, "attention_bias": True, "mlp_bias": True, "head_dim": 6, "tie_word_embeddings": True},
     ),
+    "llama3": ("llama", {**_SHAPE, "rope_parameters": {
+        "rope_type": "llama3", "rope_theta": 100.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+    }}),
     "mistral": ("mistral", {**_SHAPE, "sliding_window": 5, "head_dim": 8}),
+    "qwen2": ("qwen2", {**_SHAPE, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
     "qwen3": ("qwen3", {**_SHAPE, "head_dim": 8}),
+    "gemma2": ("gemma2", {
+        **_SHAPE, "head_dim": 8, "query_pre_attn_scalar": 5, "sliding_window": 5, "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 3.0,
+    }),
+    "olmo2": ("olmo2", _SHAPE),
+    "mixtral": ("mixtral", {**_SHAPE, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 5}),
+    "qwen3-moe": ("qwen3_moe", {
+        **_SHAPE, "head_dim": 8, "moe_intermediate_size": 12, "num_experts": 4, "num_experts_per_tok": 2,
+        "norm_topk_prob": False,
+    }),
 }  # fmt: skip
-SHARDED = ("gpt2", "mistral")
+SHARDED = ("gpt2", "mistral", "mixtral")
 
 
 @pytest.fixture(scope="module")
