@@ -56,6 +56,7 @@ CASES = {
         "norm_topk_prob": False,
     }),
 }  # fmt: skip
+DECODED = ("gpt2", "gemma2", "qwen3-moe")  # here: compiling takes seconds; all of them in `make test-all`
 SHARDED = ("gpt2", "mistral", "mixtral")
 
 
@@ -94,15 +95,23 @@ def imported(peer):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_ours_from_their_files(imported, name):
+def test_our_logits_from_their_files(imported, name):
     theirs = np.load(imported / name / "answer.npz")
     loaded = load_model(imported / f"{name}-run")
     logits_BTV = jax.jit(Transformer(loaded.model).apply)({"params": loaded.params}, jnp.array(PROMPTS))
     # Logits of up to about 10 in float32, summed in another order.
     np.testing.assert_allclose(logits_BTV, theirs["logits"], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in DECODED else pytest.mark.full) for name in CASES]
+)
+def test_our_answers_from_their_files(imported, name):
+    loaded = load_model(imported / f"{name}-run")
     asked = [np.array(row, np.int32) for row in PROMPTS]
     found = generate(loaded, asked, max_tokens=ANSWER, temperature=0, end_ids=())
-    np.testing.assert_array_equal([answer.tokens for answer in found], theirs["tokens"])
+    theirs = np.load(imported / name / "answer.npz")["tokens"]
+    np.testing.assert_array_equal([answer.tokens for answer in found], theirs)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -112,7 +121,8 @@ def test_theirs_from_our_files(imported, name):
     before, after = files(first), files(again)
     assert before.keys() == after.keys()
     for tensor in before:
-        np.testing.assert_array_equal(before[tensor], after[tensor], err_msg=tensor)
+        # Gemma's scales are stored less 1: half a unit in the last place of a number below 4.
+        np.testing.assert_allclose(before[tensor], after[tensor], rtol=0, atol=2**-23 if name == "gemma2" else 0)
     theirs, answer = np.load(first / "answer.npz"), np.load(again / "answer.npz")
     np.testing.assert_allclose(answer["logits"], theirs["logits"], atol=1e-5, rtol=0)
     np.testing.assert_array_equal(answer["tokens"], theirs["tokens"])

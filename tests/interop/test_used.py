@@ -74,6 +74,7 @@ def test_eval_scores_all_but_the_beginnings(run, capsys):
     assert "the token that begins each" in found["bos"]
 
 
+@pytest.mark.full
 def test_compress_and_back(run, tmp_path):
     (tmp_path / "text").write_bytes(b"abcabc \xff")
     assert main(["compress", str(tmp_path / "text"), "--checkpoint", str(run)]) == 0
