@@ -71,6 +71,7 @@ def test_out_and_in_again_gives_the_same_bits(model, shard, tmp_path):
     assert again.tokenizer.eos_id == again.tokenizer.bos_id == 256
 
 
+@pytest.mark.slow
 def test_bfloat16_out_and_in_is_rounded_once(exported, tmp_path):
     import_model(exported, tmp_path / "run")
     export_model(tmp_path / "run", tmp_path / "half", dtype=Dtype.BFLOAT16)
@@ -86,6 +87,7 @@ def test_bfloat16_out_and_in_is_rounded_once(exported, tmp_path):
         np.testing.assert_array_equal(array, held[name])
 
 
+@pytest.mark.slow
 def test_a_tokenizer_with_ends_of_its_own(copy, tmp_path):
     train_bpe(["abc abd"] * 3, 257, copy / "tokenizer.json")
     content = json.loads((copy / "tokenizer.json").read_text())
@@ -143,6 +145,7 @@ def test_buffers_and_a_second_tied_head_are_passed_over(copy, tmp_path):
     assert load_model(tmp_path / "run").model.tied_embedding
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_the_class_without_a_head_lacks_the_prefix(tmp_path):
     export_model(make_run(tmp_path / "run", GPT2), tmp_path / "out")
     held = {name.removeprefix("transformer."): array for name, array in tensors_of(tmp_path / "out").items()}

@@ -82,6 +82,7 @@ def test_compress_and_back(run, tmp_path):
     assert (tmp_path / "t").read_bytes() == b"abcabc \xff"
 
 
+@pytest.mark.full
 def test_training_starts_from_it(run, tmp_path):
     recorded = json.loads((run / "config.json").read_text())["config"]
     spec = recorded["data"]["tokenizer"].replace("tokenizer.json", str(run / "tokenizer.json"))
