@@ -1,8 +1,10 @@
 """The run folder: what lies where, who may continue it, and its log."""
 
+import contextlib
 import dataclasses
 import json
 import logging
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -141,13 +143,25 @@ def _refuse_changes(folder: RunFolder, config: Any, identity: dict[str, str] | N
 
 def log_to(folder: RunFolder, logger: logging.Logger) -> logging.Handler:
     """Appends `logger`'s records (INFO and above) to `log.txt`, each with date and time; returns the handler."""
-    handler = logging.FileHandler(folder.log)
+    handler = _LogFile(folder.log)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     handler.setLevel(logging.INFO)
     logger.addHandler(handler)
     if logger.getEffectiveLevel() > logging.INFO:
         logger.setLevel(logging.INFO)
     return handler
+
+
+class _LogFile(logging.FileHandler):
+    """Its lines are lost where the disk is full: a row or a checkpoint ends the run then, in one line."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not isinstance(sys.exception(), OSError):
+            super().handleError(record)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            super().close()
 
 
 def _numbers(config: dict[str, Any]) -> dict[str, Any]:

@@ -1,3 +1,4 @@
+import contextlib
 import dataclasses
 import datetime
 import json
@@ -160,3 +161,18 @@ def test_the_log_keeps_what_was_said_before(tmp_path):
         handler.close()
     lines = folder.log.read_text().splitlines()
     assert [line.rsplit(" ", 1)[1] for line in lines] == ["first", "second"]
+
+
+def test_a_log_on_a_full_disk_loses_lines_without_a_traceback(small_disk, capsys):
+    folder = open_run(small_disk / "run", Config(), IDENTITY)
+    logger = logging.getLogger("test_a_full_log")
+    handler = log_to(folder, logger)
+    logger.info("before")
+    with contextlib.suppress(OSError), open(small_disk / "filler", "wb", buffering=0) as filler:
+        while filler.write(b"x" * 4096):
+            pass
+    logger.info("x" * 5000)
+    logger.removeHandler(handler)
+    handler.close()
+    assert "Traceback" not in capsys.readouterr().err
+    assert "before" in folder.log.read_text()
