@@ -41,6 +41,7 @@ MODELS = {
     "tied": (f"model.n_kv_head={KV_HEADS}",),
     "untied": ("model.tied_embedding=false", "model.norm=layernorm", "model.feed_forward=gelu", "model.bias=true",
                "model.positions=learned", "model.qk_norm=true", "data.segment_mask=true"),
+    "routed": (f"model.n_kv_head={KV_HEADS}", "model.experts.count=8", "model.experts.chosen=2"),
 }  # fmt: skip
 # What else changes on these meshes, without changing the numbers.
 OTHERS = {"data-fsdp-tensor": ("accumulate=2",), "fsdp-sequence": ("model.remat=full",)}
@@ -67,6 +68,10 @@ def _cases() -> dict[str, Case]:
 
 
 CASES = _cases()
+ROUTED = {
+    "experts": Case("routed", {"expert": DEVICES}),
+    "experts-fsdp-tensor": Case("routed", {"fsdp": 2, "expert": 2, "tensor": 2}),
+}
 
 
 def measured(names: Iterable[str]) -> dict[str, Any]:
@@ -146,7 +151,7 @@ def main() -> None:
     assert jax.device_count() == DEVICES
     found, initial = {}, {}
     for name in sys.argv[1:]:
-        case = CASES[name]
+        case = (CASES | ROUTED)[name]
         if case.model not in initial:
             alone = config_of(case.model, {})
             initial[case.model] = jax.device_get(fresh_state(alone, make_mesh(alone.mesh, jax.devices()[:1])))

@@ -17,6 +17,7 @@ from experiments.meshes.eight import (
     LAYERS,
     LENGTH,
     ROOT,
+    ROUTED,
     ROWS,
     VOCABULARY,
     WIDTH,
@@ -32,6 +33,7 @@ one_axis = pytest.mark.parametrize("name", ["data", "fsdp", "sequence", "tensor"
 every_case = pytest.mark.parametrize("name", [*SLOW, *(pytest.param(name, marks=pytest.mark.full) for name in FULL)])
 
 FLOAT = 4  # bytes
+WARNING = "Involuntary full rematerialization"  # XLA's, where it can go from one sharding to another by no other way
 ACTIVATION = ROWS * LENGTH * WIDTH * FLOAT
 SUMS = {Kind.ALL_REDUCE, Kind.REDUCE_SCATTER}  # the compiler for CPU never writes the second
 KINDS = {
@@ -46,9 +48,13 @@ KINDS = {
 pytestmark = pytest.mark.slow
 
 
+def on_eight_devices(*command):
+    return subprocess.run([sys.executable, "-m", *command], env=eight_devices(), cwd=ROOT, capture_output=True,
+                          text=True, check=False)  # fmt: skip
+
+
 def train_on_eight_devices(config, run):
-    command = [sys.executable, "-m", "lm.cli", "train", "--config", str(config), "--workdir", str(run)]
-    return subprocess.run(command, env=eight_devices(), cwd=ROOT, capture_output=True, text=True, check=False)
+    return on_eight_devices("lm.cli", "train", "--config", str(config), "--workdir", str(run))
 
 
 @functools.cache
@@ -93,7 +99,13 @@ def test_logits_are_never_sent(name):
 
 @every_case
 def test_xla_never_gathers_a_whole_array_for_want_of_a_better_way(name):
-    assert "Involuntary full rematerialization" not in results(name)[name]["said"]
+    assert WARNING not in results(name)[name]["said"]
+
+
+def test_xla_finds_a_way_for_the_lookup_on_every_mesh():
+    done = on_eight_devices("tests.parallel.lookups")
+    assert (done.returncode, done.stdout) == (0, f"{len(CASES)}\n"), done.stderr[-3000:]
+    assert WARNING not in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -147,6 +159,19 @@ def test_activations_are_cut_over_every_axis(name):
     # Whole are gradients before they are summed, and keys and values over sequence (a tenth and a third of what remains
     # at these sizes); over tensor the residual stream and the norms, which are as much as all that is cut.
     assert share <= (2.5 if "tensor" in axes else 1.5)
+
+
+@pytest.mark.full
+def test_experts_are_cut_over_their_axis_and_change_no_number():
+    found = measured(ROUTED)
+    alone, total = found["routed"], found["routed"]["parameters"]
+    for name in ROUTED:
+        np.testing.assert_allclose(found[name]["rows"], alone["rows"], rtol=2e-5)  # as above
+        assert WARNING not in found[name]["said"]
+    experts = LAYERS * 8 * 3 * WIDTH * 64
+    # The rest is whole on every device, but for the router, which has 256 parameters a layer.
+    share = found["experts"]["state_bytes"] / alone["state_bytes"]
+    assert share == pytest.approx((total - experts * 7 / 8) / total, rel=0.05)
 
 
 def test_axes_of_size_1_send_nothing():
