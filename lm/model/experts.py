@@ -35,7 +35,10 @@ class GroupedProjection(nn.Module):
     @nn.compact
     def __call__(self, x_BND: jax.Array, sizes_BE: jax.Array) -> jax.Array:
         kernel = self.param("kernel", normal(self.std, self.axes), self.shape, jnp.float32)
-        return jax.lax.ragged_dot_general(x_BND, kernel.astype(self.dtype), sizes_BE, _BY_GROUP)
+        # Every row goes through all experts, whole but for the axis that heads and hidden units are cut over.
+        whole = tuple(name if name == "mlp" else None for name in self.axes)
+        kernel = nn.with_logical_constraint(kernel.astype(self.dtype), whole)
+        return jax.lax.ragged_dot_general(x_BND, kernel, sizes_BE, _BY_GROUP)
 
 
 class MixtureOfExperts(nn.Module):
@@ -88,7 +91,8 @@ class MixtureOfExperts(nn.Module):
             return GroupedProjection((E, D, F), into, dtype, config.matrix_scale, name=name)(x_BND, sizes_BE)
 
         hidden_BNF = nn.with_logical_constraint(hidden(config.feed_forward, widened), ("batch", None, "mlp"))
-        return GroupedProjection((E, F, D), out, dtype, residual_std(config), name="down")(hidden_BNF, sizes_BE)
+        y_BND = GroupedProjection((E, F, D), out, dtype, residual_std(config), name="down")(hidden_BNF, sizes_BE)
+        return nn.with_logical_constraint(y_BND, ("batch", None, "embed"))
 
     def _tell(self, name: str, value: jax.Array) -> None:
         self.sow(TOLD, name, value, init_fn=lambda: None, reduce_fn=lambda _, new: new)
