@@ -66,7 +66,7 @@ def growth(scaling: WidthScaling | None) -> dict[str, float]:
     return {name: np.polyfit(np.log(WIDTHS), np.log(sizes), 1)[0] for name, sizes in moved.items()}
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_what_training_moves_is_flat_in_width_with_it_and_grows_without():
     plain, scaled = growth(None), growth(WidthScaling(BASE, base_head=BASE // 4))
     assert all(abs(exponent) < 0.2 for exponent in scaled.values()), scaled
