@@ -115,7 +115,7 @@ def _trip_count(loop: str, computations: dict[str, list[str]]) -> int:
         return int(stated[1])
     condition = re.search(rf"condition=({_NAME})", loop)
     body = "\n".join(computations[condition[1]]) if condition else ""
-    bounds = re.findall(r" s\d+\[\]\S* constant\((\d+)\)", body)
+    bounds = re.findall(r" [su]\d+\[\]\S* constant\((\d+)\)", body)
     if len(bounds) != 1 or "direction=LT" not in body:
         raise ValueError(f"how often this loop runs is not stated: {loop.strip()[:200]}")
     return int(bounds[0])

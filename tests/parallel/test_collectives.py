@@ -95,8 +95,9 @@ TEST = """
 """
 
 
-def test_loops_multiply_by_the_stated_count_or_the_bound_they_are_compared_with():
-    assert one(LOOP, before=BODIES + TEST).count == 3 * 5
+@pytest.mark.parametrize("counter", ["s32", "u32"])
+def test_loops_multiply_by_the_stated_count_or_the_bound_they_are_compared_with(counter):
+    assert one(LOOP, before=BODIES + TEST.replace("s32[]{:T(128)}", f"{counter}[]{{:T(128)}}")).count == 3 * 5
 
 
 def test_a_loop_of_unknown_length_around_a_collective_is_refused():
