@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from lm.base.errors import LmError, RunError, UsageError
 from lm.base.freed import keep_freed_memory
+from lm.base.progress import interruptible
 from lm.parallel.libtpu import quiet_without_tpu
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.overrides = overrides
         if overrides and not hasattr(args, "config"):
             raise UsageError("--config.leaf=value has nothing to override")
-        args.run(args)
+        with interruptible():
+            args.run(args)
     except LmError as error:
         print(f"lm {command}: {error}", file=sys.stderr)
         return error.exit_code

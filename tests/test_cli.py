@@ -1,5 +1,6 @@
 """The command itself: every subcommand helps with an example, and wrong requests cost one line."""
 
+import signal
 import subprocess
 import sys
 
@@ -50,3 +51,14 @@ def test_help_needs_neither_jax_nor_pandas():
     code = "import sys, lm.cli; lm.cli._parser(); print(sorted({'jax', 'flax', 'pandas'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=str)
+def test_a_run_that_is_stopped_before_it_begins_is_one_line_and_130(number, tmp_path, capsys):
+    config = tmp_path / "stopped.py"
+    config.write_text(
+        f"import os, time\ndef get_config(arg):\n    os.kill(os.getpid(), {int(number)})\n    time.sleep(60)\n"
+    )
+    assert main(["train", "--config", str(config), "--workdir", str(tmp_path / "run")]) == 130
+    assert capsys.readouterr().err == "lm train: interrupted. The same command continues where it stopped.\n"
+    assert not (tmp_path / "run").exists()

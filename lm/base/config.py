@@ -40,7 +40,9 @@ def load_file(path_and_arg: str) -> dict[str, Any]:
     path_text, _, arg = path_and_arg.partition(":")
     path = Path(path_text)
     if not path.is_file():
-        raise UsageError("there is no such config file", where=path_text, do="Pass --config FILE[:arg].")
+        raise UsageError(
+            "there is no such config file", where=path_text, do="Name a file with get_config(arg), or a .json."
+        )
     if path.suffix == ".json":
         return _mapping(_recorded(_parse_json(path.read_bytes(), path_text)), path_text)
     spec = importlib.util.spec_from_file_location(f"lm_config_{path.stem}", path)

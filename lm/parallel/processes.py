@@ -74,7 +74,7 @@ class Team:
             self.agreed(name)
 
     def same(self, name: str, value: Any) -> None:
-        """Sees that all processes were given the same plain `value`.
+        """Sees that all processes were given the same plain `value`, before any goes on.
 
         Raises:
           UsageError: this one's differs from process 0's; each difference is listed.
@@ -85,6 +85,7 @@ class Team:
                 f"process {self.index} was given something else than process 0: " + "; ".join(changed[:5]),
                 do="Start all processes with the same command, code and texts.",
             )
+        self.agreed(f"{name} compared")
 
     def compiled(self, function: Any, *arguments: Any) -> None:
         """Compiles `function` (anything with JAX's `lower`) for `arguments` in every process before any calls it.

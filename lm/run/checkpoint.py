@@ -199,7 +199,7 @@ def _newest_whole(
     raise RunError(
         "no checkpoint can be used: " + "; ".join(skipped.values()),
         where=str(path),
-        do="Begin again with another --workdir.",
+        do="Begin again in another folder.",
     )
 
 

@@ -111,4 +111,4 @@ def test_wrong_seconds_are_refused(capsys):
     for wrong in ("0", "-1", "x", "1.5"):
         with pytest.raises(SystemExit, match="2"):
             main(["eval", "--checkpoint", "x", "--text", "y", "--join-timeout", wrong])
-        assert "is not a whole number of seconds" in capsys.readouterr().err
+        assert "is not a whole number, at least 1" in capsys.readouterr().err

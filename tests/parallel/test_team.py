@@ -118,8 +118,10 @@ def test_processes_that_come_to_different_points_are_named_at_once(team):
 def test_what_another_process_was_given_is_compared_with_process_0s(team):
     other, far = team(1)
     say(far[0], go="1 run", value={"steps": 3, "shape": [1, 2]})
-    say(far[0], go="2 run", value={"steps": 3, "shape": [1, 2]})
+    say(far[0], go="2 run compared", value=None)
+    say(far[0], go="3 run", value={"steps": 3, "shape": [1, 2]})
     other.same("run", {"steps": 3, "shape": (1, 2)})
+    assert [heard(far[0], "at")["at"] for _ in range(2)] == ["1 run", "2 run compared"]  # nobody goes on before
     with pytest.raises(UsageError, match=r"process 1 was given something else than process 0: run\.steps: 3 -> 4"):
         other.same("run", {"steps": 4, "shape": (1, 2)})
 

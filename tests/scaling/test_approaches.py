@@ -83,6 +83,14 @@ def test_the_interpolated_minimum_is_the_lowest_point_of_the_curve():
     assert (levels[inside] <= dense.min(0)[inside] * (1 + 1e-12)).all()
 
 
+def test_a_draw_below_0_has_no_interpolated_minimum_and_disturbs_no_other():
+    x = np.log(np.array([1e6, 2e6, 4e6, 8e6, 1.6e7]))
+    losses = np.array([[3.2, 3.0, 2.9, 3.0, 3.3], [3.2, 3.0, -0.1, 3.0, 3.3]])
+    both, alone = AKIMA.minima(x, losses), AKIMA.minima(x, losses[:1])
+    assert np.isnan([part[1] for part in both]).all()
+    np.testing.assert_array_equal([part[0] for part in both], [part[0] for part in alone])
+
+
 def test_interpolation_gives_the_shape_and_the_exponents_of_the_parabolas():
     found = read.points(pd.concat(ladder(0.55), ignore_index=True), COLUMNS)
     by_curve, by_parabola = interpolate.analyse(found, seed=0), isoflop.analyse(found, seed=0)

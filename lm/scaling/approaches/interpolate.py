@@ -23,7 +23,9 @@ class Akima(Curve):
         from scipy.interpolate import Akima1DInterpolator
 
         sizes, means = by_size(x, losses)
-        logs = np.log(means.T)
+        # Noise of a few degrees of freedom can take a loss below 0, which has no logarithm: such a draw has no minimum.
+        possible = np.all(means > 0, axis=1)
+        logs = np.log(np.where(possible[:, None], means, 1.0).T)
         cubic, square, slope, value = Akima1DInterpolator(sizes, logs).c  # each [pieces, R]
         with np.errstate(divide="ignore", invalid="ignore"):
             root = np.sqrt(square**2 - 3 * cubic * slope)
@@ -35,7 +37,7 @@ class Akima(Curve):
         levels = np.concatenate([value + t * (slope + t * (square + t * cubic)), logs[-1:]])
         best = levels.argmin(0)[None]
         place, level = (np.take_along_axis(part, best, 0)[0] for part in (places, levels))
-        edge = (place <= sizes[0]) | (place >= sizes[-1])
+        edge = ~possible | (place <= sizes[0]) | (place >= sizes[-1])
         return np.where(edge, np.nan, place), np.where(edge, np.nan, np.exp(level))
 
 
