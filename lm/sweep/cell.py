@@ -13,7 +13,6 @@ from typing import Any
 from lm.base.config import build
 from lm.base.errors import LmError
 from lm.base.freed import keep_freed_memory
-from lm.base.progress import interruptible
 from lm.parallel.launcher import find
 from lm.parallel.processes import joined
 from lm.train.config import RunConfig
@@ -53,7 +52,7 @@ def carry_out(order: Order) -> int:
     keep_freed_memory()
     try:
         config, labels = build(RunConfig, order.config), Labels(**order.labels)
-        with interruptible(), joined(find()) as team:
+        with joined(find()) as team:
             train(config, order.workdir, cache=order.cache, labels=labels, team=team)
     except LmError as error:
         print(error, file=sys.stderr)
