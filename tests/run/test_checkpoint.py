@@ -304,7 +304,7 @@ def test_a_request_that_is_wrong_ends_the_search(copy):
 def test_when_none_can_be_used_the_error_names_each_and_nothing_is_renamed(copy):
     for step in "123":
         flip_a_bit(copy / step)
-    with pytest.raises(RunError, match=r"checkpoint 3.*checkpoint 2.*checkpoint 1.*--workdir") as caught:
+    with pytest.raises(RunError, match=r"checkpoint 3.*checkpoint 2.*checkpoint 1.*another folder") as caught:
         restored(copy)
     assert caught.value.exit_code == 1
     assert sorted(child.name for child in copy.iterdir()) == ["1", "2", "3"]
