@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from lm.base.errors import LmError, RunError, UsageError
 from lm.base.freed import keep_freed_memory
-from lm.base.progress import interruptible
+from lm.base.signals import interruptible
 from lm.parallel.libtpu import quiet_without_tpu
 
 if TYPE_CHECKING:
@@ -597,7 +597,7 @@ COMMANDS: dict[str, tuple[Callable[[argparse.ArgumentParser], Runner], str]] = {
     "compress": (_compress, "lm compress book.txt --checkpoint runs/tiny --compare"),
     "decompress": (_decompress, "lm decompress book.txt.lmz --checkpoint runs/tiny --out book.again.txt"),
     "import": (_import, "lm import downloads/gpt2 --out runs/gpt2"),
-    "export": (_export, "lm export runs/tiny --out tiny-hf"),
+    "export": (_export, "lm export runs/gpt2 --out gpt2-again"),
     "bench": (_bench, "lm bench train --json train.json"),
 }
 

@@ -28,7 +28,7 @@ from lm.decode.generate import Decoder, Session
 from lm.decode.request import Request
 from lm.model.accounting import Flops, cache_bytes, count_parameters, flops_per_token
 from lm.model.config import Dtype, FeedForward, ModelConfig, Norm, Positions
-from lm.model.transformer import Transformer
+from lm.model.transformer import abstract_variables
 
 PROMPT, ANSWER = 64, 192  # tokens of a row
 LONGER = 448  # tokens with room in the larger cache; as many are chosen as in the other
@@ -99,8 +99,7 @@ def bench_decode(
 def random_params(config: ModelConfig, seed: int = 0) -> Any:
     """Gaussian parameters, none of them zero (biases too), so that no part of a peer's function goes unseen."""
     random = np.random.default_rng(seed)
-    tokens = jnp.zeros((1, 1), jnp.int32)
-    shapes = jax.eval_shape(Transformer(config).init, jax.random.key(0), tokens)["params"]
+    shapes = abstract_variables(config)["params"]
 
     def drawn(path: Any, shape: jax.ShapeDtypeStruct) -> jax.Array:
         middle = 1.0 if path[-1].key == "scale" else 0.0

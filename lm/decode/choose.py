@@ -70,3 +70,9 @@ def _invert(weight_BN: jax.Array, uniform_B1: jax.Array) -> jax.Array:
     """The first place whose cumulative weight exceeds the uniform share of the total; never one of weight 0."""
     upto_BN = jnp.cumsum(weight_BN, axis=1)
     return jnp.argmax((upto_BN > uniform_B1 * upto_BN[:, -1:]) & (weight_BN > 0), axis=1)
+
+
+@jax.jit
+def folded(key: jax.Array, number: jax.Array | int) -> jax.Array:
+    """Keys with numbers folded in; a single key or number goes with each of the others."""
+    return jnp.vectorize(jax.random.fold_in)(key, number)

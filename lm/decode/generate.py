@@ -11,6 +11,7 @@ import numpy as np
 from lm.base.errors import RunError, UsageError
 from lm.data.tokenizer import Tokenizer
 from lm.decode import loop, strategy
+from lm.decode.choose import folded
 from lm.decode.constrain import Automaton, Constraint
 from lm.decode.loop import Finish, Limits, State
 from lm.decode.request import Completion, Full, Request
@@ -337,12 +338,6 @@ def _check_numbers(row: int, raw: np.ndarray, processed: np.ndarray) -> None:
 
 
 longer = jax.jit(grow, static_argnums=(1, 2))
-
-
-@jax.jit
-def folded(key: jax.Array, number: jax.Array) -> jax.Array:
-    """Keys with numbers folded in; a single key or number goes with each of the others."""
-    return jnp.vectorize(jax.random.fold_in)(key, number)
 
 
 @jax.jit

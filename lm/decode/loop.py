@@ -165,8 +165,7 @@ def _take(state: State, logits_BV: jax.Array, steps: Strategy, limits: Limits) -
 
     def draw() -> tuple[jax.Array, jax.Array]:
         processed_BV = strategy.apply(steps, allowed_BV, state.counts_BV)
-        key_B = jax.vmap(jax.random.fold_in, in_axes=(0, None))(state.key_B, state.step)
-        token_B = choose.draw(processed_BV, key_B)
+        token_B = choose.draw(processed_BV, choose.folded(state.key_B, state.step))
         return token_B, _log_probs(processed_BV, token_B)
 
     def take_highest(before: Strategy) -> tuple[jax.Array, jax.Array]:

@@ -143,16 +143,16 @@ def _round(pair: Pair, params: tuple[Any, Any], now: Speculation, steps: Strateg
     state, k = now.state, pair.tokens
     running_B = state.finish_B == Finish.RUNNING
     offset_B = k - jnp.where(running_B, jnp.clip(limits.tokens_B - state.taken_B - 1, 0, k), 0)
-    key_B = jax.vmap(jax.random.fold_in)(state.key_B, state.taken_B)
+    key_B = choose.folded(state.key_B, state.taken_B)
     token_BT, q_BTV, counts_BTV, draft_cache = _draft(pair, params[1], now, steps, offset_B, key_B)
 
     length_B = state.cache.length_B
     logits_BTV, cache = extend(pair.target, params[0], token_BT, running_B * (k + 1 - offset_B), state.cache)
     processed_BTV = jax.vmap(partial(strategy.apply, steps), in_axes=1, out_axes=1)(logits_BTV, counts_BTV)
-    uniform_BT = jax.vmap(lambda key: jax.random.uniform(key, (k,)))(_fold(key_B, k))
+    uniform_BT = jax.vmap(lambda key: jax.random.uniform(key, (k,)))(choose.folded(key_B, k))
     testing_BT = jnp.arange(k)[None] >= offset_B[:, None]
     first_B, weight_BV = judge(jax.nn.softmax(processed_BTV, axis=2), q_BTV, token_BT[:, 1:], uniform_BT, testing_BT)
-    final_B = choose.draw(jnp.log(weight_BV), _fold(key_B, k + 1))
+    final_B = choose.draw(jnp.log(weight_BV), choose.folded(key_B, k + 1))
 
     place_1T, first_B1 = jnp.arange(k + 1)[None], first_B[:, None]
     next_BT = jnp.where(place_1T == first_B1, final_B[:, None], jnp.roll(token_BT, -1, axis=1))
@@ -221,7 +221,7 @@ def _draft(
 
     def drawn(logits_BV: jax.Array, counts_BV: jax.Array | None, place: jax.Array) -> tuple[jax.Array, ...]:
         processed_BV = strategy.apply(steps, logits_BV, counts_BV)
-        token_B = choose.draw(processed_BV, _fold(key_B, place))
+        token_B = choose.draw(processed_BV, choose.folded(key_B, place))
         return jnp.where(place >= offset_B, token_B, state.last_B), jax.nn.softmax(processed_BV, axis=1)
 
     def one_more(carry: Any, place: jax.Array) -> Any:
@@ -258,7 +258,3 @@ def _counted(counts_BV: jax.Array | None, token_B: jax.Array, adding_B: jax.Arra
     return jax.tree.map(
         lambda counts: counts.at[jnp.arange(len(token_B)), token_B].add(adding_B.astype(jnp.int32)), counts_BV
     )
-
-
-def _fold(key_B: jax.Array, number: jax.Array | int) -> jax.Array:
-    return jax.vmap(jax.random.fold_in, in_axes=(0, None))(key_B, number)

@@ -156,6 +156,6 @@ def _function_of(model: ModelConfig) -> dict[str, Any]:
         "n_kv_head": model.kv_heads,
         "d_head": model.head_width,
         "window": model.windows,
-        "qkv_bias": model.bias if model.qkv_bias is None else model.qkv_bias,
+        "qkv_bias": model.qkv_biased,
         "attention_scale": model.head_width**-0.5 if model.attention_scale is None else model.attention_scale,
     }

@@ -10,14 +10,12 @@ import math
 from collections.abc import Mapping, Sequence
 
 import flax.linen as nn
-import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
 
 from lm.interop.layout import Layout, Part
 from lm.model.config import ModelConfig
-from lm.model.transformer import Transformer
+from lm.model.transformer import abstract_variables
 
 Shape = tuple[int, ...]
 
@@ -78,8 +76,8 @@ class Place:
 
 def parameter_shapes(model: ModelConfig) -> dict[str, Shape]:
     """The shapes of our parameters by path, `layers/attention/query/kernel`."""
-    boxed = jax.eval_shape(Transformer(model).init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
-    return {path: leaf.shape for path, leaf in traverse_util.flatten_dict(nn.unbox(boxed)["params"], sep="/").items()}
+    params = nn.unbox(abstract_variables(model))["params"]
+    return {path: leaf.shape for path, leaf in traverse_util.flatten_dict(params, sep="/").items()}
 
 
 def places(layout: Layout, shapes: Mapping[str, Shape]) -> dict[str, list[Place]]:

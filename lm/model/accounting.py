@@ -92,7 +92,7 @@ def count_parameters(config: ModelConfig, *, active: bool = False) -> ParameterC
     norm = 2 * D if config.bias and config.norm is Norm.LAYERNORM else D
     norms = 1 if config.parallel_block else 4 if config.norm_placement is NormPlacement.SANDWICH else 2
     biases = (config.feed_forward.matrices - 1) * F + 2 * D if config.bias else 0
-    if config.bias if config.qkv_bias is None else config.qkv_bias:
+    if config.qkv_biased:
         biases += (H + 2 * K) * C
     qk_scales = (H + K if config.qk_norm_over is QkNorm.HEADS else 2) * C if config.qk_norm else 0
     return ParameterCounts(

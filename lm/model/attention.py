@@ -163,11 +163,10 @@ class SelfAttention(nn.Module):
         config = self.config
         D, H, K, C = config.d_model, config.n_head, config.kv_heads, config.head_width
         dtype, scoring = config.dtype.value, Scoring(config.score_scale, config.attention_softcap)
-        biased = config.bias if config.qkv_bias is None else config.qkv_bias
 
         def heads(name: str, count: int, axis: str) -> jax.Array:
             axes = ("embed", axis, "head")
-            return Projection((D, count, C), axes, dtype, config.matrix_scale, bias=biased, name=name)(x_BTD)
+            return Projection((D, count, C), axes, dtype, config.matrix_scale, bias=config.qkv_biased, name=name)(x_BTD)
 
         def normalised(x_BTHC: jax.Array, name: str, axis: str) -> jax.Array:
             axis = "head" if config.qk_norm_over is QkNorm.HEAD else axis

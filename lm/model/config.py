@@ -332,6 +332,11 @@ class ModelConfig:
         return self.window if all(self.window_layers) else None
 
     @property
+    def qkv_biased(self) -> bool:
+        """Whether queries, keys and values have biases."""
+        return self.bias if self.qkv_bias is None else self.qkv_bias
+
+    @property
     def visited(self) -> int:
         """How many feed-forwards of width d_ff a token goes through in a layer."""
         return 1 if self.experts is None else self.experts.chosen + self.experts.shared

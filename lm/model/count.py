@@ -19,7 +19,7 @@ from lm.model.accounting import (
 )
 from lm.model.config import ModelConfig, Remat
 from lm.model.score import token_log_probs
-from lm.model.transformer import Transformer
+from lm.model.transformer import Transformer, abstract_variables
 
 CACHE_NUMBERS = {"float32": (4, 0), "bfloat16": (2, 0), "int8": (1, 4)}  # bytes a number and a scale
 _CONVENTIONS = {
@@ -82,7 +82,7 @@ def traced_flops_per_token(config: ModelConfig) -> int:
     """
     model = Transformer(dataclasses.replace(config, remat=Remat.NONE))
     tokens_BT = jax.ShapeDtypeStruct((1, config.context_length), jnp.int32)
-    params = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), tokens_BT))
+    params = nn.unbox(abstract_variables(config))
 
     def loss(params: Any, inputs_BT: jax.Array, targets_BT: jax.Array) -> jax.Array:
         return -jnp.mean(token_log_probs(jnp.asarray(model.apply(params, inputs_BT)), targets_BT))

@@ -133,6 +133,11 @@ class Transformer(nn.Module):
         return nn.with_logical_constraint(logits_BTV, ("batch", "sequence", "vocab")), memory
 
 
+def abstract_variables(config: ModelConfig) -> Any:
+    """What `Transformer.init` would make: shapes and types in boxes that name logical axes. Nothing is computed."""
+    return jax.eval_shape(Transformer(config).init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
+
+
 def expected_first_loss(config: ModelConfig) -> float:
     """Mean cross-entropy in nats/token at initialisation: ln V + D s^2 / 2, s being `config.init_scale`.
 

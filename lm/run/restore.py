@@ -4,16 +4,13 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
 from lm.base.config import build
 from lm.base.errors import UsageError
 from lm.base.files import is_remote
 from lm.data.config import DataConfig
 from lm.data.tokenizer import Tokenizer, load_tokenizer
 from lm.model.config import ModelConfig
-from lm.model.transformer import Transformer
+from lm.model.transformer import abstract_variables
 from lm.parallel.mesh import MeshConfig, make_mesh
 from lm.parallel.processes import Team
 from lm.parallel.rules import placed
@@ -50,8 +47,9 @@ def load_model(path: Path | str, team: Team = Team()) -> LoadedModel:
     tokenizer = _tokenizer(folder, data.tokenizer)
     if tokenizer.fingerprint != recorded["identity"].get("tokenizer"):
         raise UsageError("the tokenizer is not the one that the run was trained with", where=tokenizer.spec)
-    boxed = jax.eval_shape(Transformer(model).init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
-    step, params = load_params(folder.checkpoints, placed(boxed, make_mesh(MeshConfig()))["params"], team)
+    step, params = load_params(
+        folder.checkpoints, placed(abstract_variables(model), make_mesh(MeshConfig()))["params"], team
+    )
     return LoadedModel(model, data, params, tokenizer, step)
 
 

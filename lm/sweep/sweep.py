@@ -12,7 +12,8 @@ import rich
 from lm.base.config import content_hash, to_dict
 from lm.base.errors import LmError, RunError
 from lm.base.files import write_json, write_text
-from lm.base.progress import answering, bar, console
+from lm.base.progress import bar, console
+from lm.base.signals import answering
 from lm.data.corpus import Corpus, prepare
 from lm.model.accounting import count_parameters
 from lm.run.lock import locked

@@ -9,7 +9,8 @@ from typing import Any
 from lm.base.config import build, load_file, override, to_dict
 from lm.base.errors import RunError
 from lm.base.files import atomic, refuse_target
-from lm.base.progress import answering, console
+from lm.base.progress import console
+from lm.base.signals import answering
 from lm.run.record import environment
 from lm.train.ahead import as_dict, as_text, compile_step, flags, versions
 from lm.train.config import RunConfig
@@ -49,10 +50,9 @@ def _search(config: RunConfig, args: argparse.Namespace) -> None:
     }
     tried: list[Tried] = []
     try:
-        with answering(signal.SIGTERM, signal.default_int_handler):
-            for one in trials(possible, args.topology, args.slices, args.search, _kept(args.json, asked)):
-                tried.append(one)
-                _write(args.json, asked | {"layouts": _rows(tried, hopeless)})
+        for one in trials(possible, args.topology, args.slices, args.search, _kept(args.json, asked)):
+            tried.append(one)
+            _write(args.json, asked | {"layouts": _rows(tried, hopeless)})
     except KeyboardInterrupt:
         if args.json and tried:
             console.print(f"{args.json} keeps what was compiled: the same command goes on from there")

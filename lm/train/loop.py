@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import logging
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 from lm.base.config import to_dict
 from lm.base.files import is_remote
 from lm.base.progress import ConsoleHandler, bar
+from lm.base.signals import answering
 from lm.data.batches import Batches
 from lm.data.corpus import prepare
 from lm.data.tokenizer import load_tokenizer
@@ -238,13 +238,5 @@ def _stop_signals() -> Iterator[list[int]]:
             raise KeyboardInterrupt
         received.append(number)
 
-    if threading.current_thread() is not threading.main_thread():
+    with answering(signal.SIGINT, receive), answering(signal.SIGTERM, receive):
         yield received
-        return
-    signals = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, receive) for number in signals]
-    try:
-        yield received
-    finally:
-        for number, handler in zip(signals, before, strict=True):
-            signal.signal(number, handler)

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from lm.base.progress import answering, interruptible
+from lm.base.signals import answering, interruptible
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 both = pytest.mark.parametrize("number", SIGNALS, ids=str)
