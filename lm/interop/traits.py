@@ -6,7 +6,8 @@ from typing import Any
 
 from lm.base.errors import UsageError
 from lm.interop.fields import Fields
-from lm.model.config import Experts, ModelConfig, Slowdown
+from lm.model.config import ModelConfig
+from lm.model.parts import Experts, Slowdown
 
 # Our fields of `RopeScaling` and theirs, by kind.
 _SLOWED = {

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from lm.model.config import RopeScaling, Slowdown
 from lm.model.layers import normal
+from lm.model.parts import RopeScaling, Slowdown
 
 LONGEST_WAVE = 10_000.0  # of sinusoidal positions, in turns of one radian
 

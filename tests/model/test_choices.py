@@ -4,7 +4,8 @@ import pytest
 
 from lm.base.config import build, content_hash, override, to_dict
 from lm.base.errors import UsageError
-from lm.model.config import ModelConfig, Slowdown
+from lm.model.config import ModelConfig
+from lm.model.parts import Slowdown
 from tests.model.variants import tiny
 
 LLAMA3 = ("rope_scaling.kind=llama3", "rope_scaling.factor=8", "rope_scaling.original_context=8",

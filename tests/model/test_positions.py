@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lm.model.config import Positions, RopeScaling, Slowdown
+from lm.model.config import Positions
+from lm.model.parts import RopeScaling, Slowdown
 from lm.model.positions import rotate, rotation, sinusoids
 from tests.model.variants import logits, parameters, tiny, tokens
 
