@@ -35,7 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.overrides = overrides
         if overrides and not hasattr(args, "config"):
             raise UsageError("--config.leaf=value has nothing to override")
-        with interruptible():
+        from lm.base.progress import ConsoleHandler, spoken
+
+        with interruptible(), spoken(ConsoleHandler()):
             args.run(args)
     except LmError as error:
         print(f"lm {command}: {error}", file=sys.stderr)

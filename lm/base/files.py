@@ -35,6 +35,21 @@ def refuse_target(path: Path | str) -> None:
         raise RunError("cannot be written to", where=str(folder), do="Name a file elsewhere.")
 
 
+def read_object(path: Path, do: str = "") -> dict[str, Any]:
+    """The JSON object in a file; `do` is what a user can do where it holds something else.
+
+    Raises:
+      UsageError: it is not JSON, or another value.
+    """
+    try:
+        value = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise UsageError(f"not JSON: {error}", where=str(path), do=do) from error
+    if not isinstance(value, dict):
+        raise UsageError(f"not a JSON object, but a {type(value).__name__}", where=str(path), do=do)
+    return value
+
+
 @contextlib.contextmanager
 def atomic(path: Path | str, mode: str = "w") -> Iterator[IO[Any]]:
     """Opens a temporary file beside `path` that takes its name only when the block ends without an error.

@@ -17,6 +17,23 @@ class ConsoleHandler(logging.Handler):
         console.print(self.format(record), markup=False, highlight=False, soft_wrap=True)
 
 
+@contextlib.contextmanager
+def spoken(handler: logging.Handler) -> Iterator[logging.Logger]:
+    """Sends what the package's loggers say to `handler`, and to those that are added in the block, and nowhere else.
+
+    Some libraries give the root logger a handler, which would say everything twice.
+    """
+    package = logging.getLogger("lm")
+    before = package.handlers, package.propagate
+    package.handlers, package.propagate = [handler], False
+    try:
+        yield package
+    finally:
+        for added in package.handlers:
+            added.close()
+        package.handlers, package.propagate = before
+
+
 class Bar:
     """One line of progress; `advance` moves it and replaces the numbers shown beside it."""
 

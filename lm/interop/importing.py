@@ -6,7 +6,6 @@ in memory once: each leaf is filled tensor by tensor from the files.
 
 import contextlib
 import dataclasses
-import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from flax import traverse_util
 
 from lm.base.config import content_hash, to_dict
 from lm.base.errors import UsageError
-from lm.base.files import refuse_filled, sha256_file, whole_folder, write_json
+from lm.base.files import read_object, refuse_filled, sha256_file, whole_folder, write_json
 from lm.base.progress import bar
 from lm.data.tokenizer import HuggingFaceTokenizer, load_tokenizer
 from lm.interop.families import layout_called
@@ -96,11 +95,7 @@ def import_model(folder: Path, out: Path, *, dtype: Dtype | None = None, tokeniz
 def _read_config(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UsageError("there is no such file", where=str(path), do="Name a folder in the Hugging Face format.")
-    try:
-        # dict() refuses what is not a mapping.
-        return dict(**json.loads(path.read_bytes()))
-    except (ValueError, TypeError) as error:
-        raise UsageError(f"not the configuration of a model ({error})", where=str(path)) from error
+    return read_object(path)
 
 
 def _check(source: Source, layout: Layout, model: ModelConfig, tensors: Mapping[str, Sequence[Place]]) -> None:

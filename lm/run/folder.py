@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import logging
 import sys
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from etils import epath
 
 from lm.base.config import build, differences, to_dict
 from lm.base.errors import UsageError
-from lm.base.files import write_json
+from lm.base.files import read_object, write_json
 from lm.run import remote
 
 MAY_CHANGE = ("checkpoint_every", "checkpoints_kept", "checkpoints_kept_every", "mesh")
@@ -73,12 +72,11 @@ class RunFolder:
         """
         if not self.config.is_file():
             raise UsageError("this is not a run folder: it has no config.json", where=str(self.path))
-        try:
-            recorded = json.loads(self.config.read_bytes())
-            # dict() refuses what is not a mapping.
-            return {name: dict(**recorded[name]) for name in ("config", "identity")}
-        except (ValueError, KeyError, TypeError) as error:
-            raise UsageError(f"not the record of a run ({error})", where=str(self.config)) from error
+        recorded = read_object(self.config)
+        for name in ("config", "identity"):
+            if not isinstance(recorded.get(name), dict):
+                raise UsageError(f"not the record of a run: it holds no '{name}'", where=str(self.config))
+        return recorded
 
 
 def check_run(path: Path | str, config: Any) -> None:

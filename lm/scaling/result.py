@@ -1,7 +1,6 @@
 """What a fit is once it is made: the fields of `fit.json`, read and written."""
 
 import dataclasses
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -110,13 +109,7 @@ class FitResult:
         path = Path(path)
         if not path.is_file():
             raise UsageError("there is no such fit", where=str(path), do="Write one with `lm fit TABLE --out FILE`.")
-        try:
-            value = json.loads(path.read_text())
-        except ValueError as error:
-            raise UsageError(f"is not JSON: {error}", where=str(path)) from error
-        if not isinstance(value, dict):
-            raise UsageError("is not a fit", where=str(path), do="Write one with `lm fit TABLE --out FILE`.")
-        return cls.from_json(value, f"{path}: fit")
+        return cls.from_json(files.read_object(path, "Write one with `lm fit TABLE --out FILE`."), f"{path}: fit")
 
     @property
     def estimate(self) -> Array:

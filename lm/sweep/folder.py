@@ -1,13 +1,12 @@
 """A sweep's folder: what lies where, and the list of its cells that can be read without a model."""
 
 import dataclasses
-import json
 from collections.abc import Iterable
 from pathlib import Path
 
 from lm.base.config import build, to_dict
 from lm.base.errors import UsageError
-from lm.base.files import write_json
+from lm.base.files import read_object, write_json
 from lm.run.folder import RunFolder
 
 
@@ -103,10 +102,7 @@ class SweepFolder:
         if not self.list.is_file():
             raise UsageError("this is not a sweep's folder: it has no cells.json", where=str(self.path),
                              do="Name the folder that `lm sweep` made, e.g. runs/quick.")  # fmt: skip
-        try:
-            return build(CellList, json.loads(self.list.read_bytes()))
-        except ValueError as error:
-            raise UsageError(f"not JSON: {error}", where=str(self.list)) from None
+        return build(CellList, read_object(self.list), str(self.list))
 
 
 def last_line(path: Path | None, without: tuple[str, ...] = ()) -> str:

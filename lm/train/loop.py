@@ -14,7 +14,7 @@ import numpy as np
 
 from lm.base.config import to_dict
 from lm.base.files import is_remote
-from lm.base.progress import ConsoleHandler, bar
+from lm.base.progress import ConsoleHandler, bar, spoken
 from lm.base.signals import answering
 from lm.data.batches import Batches
 from lm.data.corpus import prepare
@@ -214,18 +214,10 @@ def _evaluates(config: RunConfig, step: int) -> bool:
 @contextlib.contextmanager
 def _told(folder: RunFolder, team: Team) -> Iterator[None]:
     """Sends what the package's loggers say to the run's log and to the terminal; of several processes, the first's."""
-    package = logging.getLogger("lm")
-    console = ConsoleHandler() if team.first else logging.NullHandler()
-    package.addHandler(console)
-    log = log_to(folder, package) if team.first else logging.NullHandler()
-    package.propagate = False  # some libraries give the root logger a handler, which would say everything twice
-    try:
+    with spoken(ConsoleHandler() if team.first else logging.NullHandler()) as package:
+        if team.first:
+            log_to(folder, package)
         yield
-    finally:
-        package.propagate = True
-        for handler in (console, log):
-            package.removeHandler(handler)
-            handler.close()
 
 
 @contextlib.contextmanager

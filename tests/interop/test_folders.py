@@ -175,7 +175,7 @@ def test_damaged_and_missing_files(copy):
     (copy / "tokenizer.json").unlink()
     assert "tokenizer.json is missing" in refused(copy)
     (copy / "config.json").write_text("[1]")
-    assert "not the configuration of a model" in refused(copy)
+    assert "not a JSON object, but a list" in refused(copy)
     (copy / "config.json").unlink()
     assert "there is no such file" in refused(copy)
 

@@ -57,6 +57,21 @@ def queue(folder, tmp_path, monkeypatch) -> Path:
     return answers
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "not JSON"),
+        ("[]", "not a JSON object, but a list"),
+        ('{"cells": [{"id": "a"}], "later": 0}', "the field 'role' is missing"),
+    ],
+)
+def test_a_damaged_list_of_cells_is_refused_with_its_name(folder, capsys, text, said):
+    folder.list.write_text(text)
+    assert main(["status", str(folder.path)]) == 2
+    assert str(folder.list) in (told := capsys.readouterr().err)
+    assert said in told
+
+
 def by_id(folder: SweepFolder) -> dict[str, statuses.CellStatus]:
     return {cell.id: cell for cell in status(folder.path).cells}
 

@@ -1,7 +1,6 @@
 """A finished sweep's folder, read whole and checked: what figures, report and notebook look at."""
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from lm.base.errors import UsageError
+from lm.base.files import read_object
 from lm.scaling.join import training_rows
 from lm.scaling.result import FitResult
 
@@ -112,12 +112,7 @@ def _read_fit(path: Path) -> FitResult:
 def _read_json(path: Path, needed: Sequence[str] = ()) -> dict[str, Any] | None:
     if not path.is_file():
         return None
-    try:
-        value = json.loads(path.read_text())
-    except ValueError as error:
-        raise UsageError(f"not JSON: {error}", where=str(path), do="Delete it and run the sweep again.") from error
-    if not isinstance(value, dict):
-        raise UsageError("not a JSON object", where=str(path), do="Delete it and run the sweep again.")
+    value = read_object(path, "Delete it and run the sweep again.")
     absent = [name for name in needed if name not in value]
     if absent:
         raise UsageError(f"without {', '.join(absent)}", where=str(path), do="Delete it and run the sweep again.")
