@@ -24,12 +24,12 @@ from lm.base.errors import RunError, UsageError, type_and_line
 from lm.base.files import disk_full, is_remote
 from lm.parallel.processes import POINT_SECONDS, Team
 from lm.run import integrity
+from lm.run.hearsay import keep_quiet
 
 Tree = TypeVar("Tree")
 _log = logging.getLogger(__name__)
 
-# Orbax reports each phase, and each error that it raises, to absl's logger as well: errors reach the user through us.
-logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
+keep_quiet()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Checkpoints:
     """
 
     def __init__(self, path: Path | epath.Path | str, keep: int, keep_every: int = 0, team: Team = Team()):
-        self.path, self._team = _absolute(path), team
+        self.path, self._team, self._failed = _absolute(path), team, False
         self._kept: list[PreservationPolicy] = [LatestN(keep)]
         if keep_every:
             self._kept.append(EveryNSteps(keep_every))
@@ -86,9 +86,14 @@ class Checkpoints:
             self._manager.wait_until_finished()
 
     def close(self) -> None:
-        """Waits and ends the background threads. Raises as `save`."""
-        with self._told():
-            self._manager.close()
+        """Waits and ends the background threads; what a failed save has written is removed. Raises as `save`."""
+        try:
+            with self._told():
+                self._manager.close()
+        finally:
+            if self._failed and self._team.first:
+                for unfinished in self.path.glob("*.orbax-checkpoint-tmp"):
+                    unfinished.rmtree(missing_ok=True)
 
     def restore_latest(
         self, abstract_state: Tree, accept: Callable[[dict[str, Any]], None] | None = None
@@ -137,6 +142,7 @@ class Checkpoints:
         try:
             yield
         except (OSError, ValueError, RuntimeError) as error:
+            self._failed = True
             if _is_disk_full(error):
                 raise disk_full(self.path) from error
             raise RunError(f"a checkpoint could not be saved: {type_and_line(error)}", where=str(self.path)) from error

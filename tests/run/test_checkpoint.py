@@ -56,6 +56,22 @@ checkpoints.close()
 """
 
 
+UNTIL_FULL = """
+import contextlib, sys
+import jax.numpy as jnp
+from lm.base.errors import RunError
+from lm.run.checkpoint import Checkpoints
+
+checkpoints = Checkpoints(sys.argv[1], keep=100)
+state = {str(number): jnp.full((64, 64), number, jnp.float32) for number in range(30)}
+with contextlib.suppress(RunError), contextlib.closing(checkpoints):
+    for step in range(1, 100):
+        checkpoints.save(step, state, {})
+        checkpoints.wait()
+print("full")
+"""
+
+
 EIGHT_DEVICES = """
 import sys
 import jax
@@ -370,6 +386,15 @@ def test_a_full_disk_is_one_line_and_the_older_checkpoint_stays_whole(small_disk
     found = restored(small_disk / "checkpoints")
     assert (found.step, found.skipped) == (1, [])
     assert equal(found.state, state_at(1))
+
+
+@pytest.mark.slow
+def test_a_full_disk_has_no_tracebacks_of_libraries_and_keeps_no_part_of_what_failed(small_disk):
+    path = small_disk / "checkpoints"
+    told = subprocess.run([sys.executable, "-c", UNTIL_FULL, str(path)], capture_output=True, text=True, check=True)
+    assert told.stdout == "full\n"
+    assert "Traceback" not in told.stderr
+    assert [child.name for child in path.iterdir() if not child.name.isdigit()] == []
 
 
 # As above.

@@ -1,0 +1,21 @@
+"""What Orbax and TensorStore say of their own accord: their errors reach the user once, through what was asked.
+
+Orbax reports each phase and each error to absl's logger as well. Where one of several writes fails it lets go of the
+others, and closes the event loop that they report to: asyncio and the interpreter then print a traceback for each.
+"""
+
+import logging
+import sys
+
+
+def keep_quiet() -> None:
+    """From now on such reports are left out; those of others are printed as before."""
+    logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
+    logging.getLogger("asyncio").addFilter(lambda record: "orbax" not in record.getMessage())
+    told = sys.unraisablehook
+
+    def hook(unraisable: "sys.UnraisableHookArgs") -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            told(unraisable)
+
+    sys.unraisablehook = hook
