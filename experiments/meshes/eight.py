@@ -41,6 +41,8 @@ MODELS = {
     "tied": (f"model.n_kv_head={KV_HEADS}",),
     "untied": ("model.tied_embedding=false", "model.norm=layernorm", "model.feed_forward=gelu", "model.bias=true",
                "model.positions=learned", "model.qk_norm=true", "data.segment_mask=true"),
+    "lstm": ("model.mixer=lstm", "model.n_head=1", "model.d_head=none", "model.positions=none", "model.bias=true",
+             "model.feed_forward=none", "model.d_ff=0", "data.segment_mask=true"),
     "routed": (f"model.n_kv_head={KV_HEADS}", "model.experts.count=8", "model.experts.chosen=2"),
 }  # fmt: skip
 # What else changes on these meshes, without changing the numbers.
@@ -72,6 +74,7 @@ ROUTED = {
     "experts": Case("routed", {"expert": DEVICES}),
     "experts-fsdp-tensor": Case("routed", {"fsdp": 2, "expert": 2, "tensor": 2}),
 }
+RECURRENT = {"lstm-data-fsdp-tensor": Case("lstm", {"data": 2, "fsdp": 2, "tensor": 2})}
 
 
 def measured(names: Iterable[str]) -> dict[str, Any]:
@@ -151,7 +154,7 @@ def main() -> None:
     assert jax.device_count() == DEVICES
     found, initial = {}, {}
     for name in sys.argv[1:]:
-        case = (CASES | ROUTED)[name]
+        case = (CASES | ROUTED | RECURRENT)[name]
         if case.model not in initial:
             alone = config_of(case.model, {})
             initial[case.model] = jax.device_get(fresh_state(alone, make_mesh(alone.mesh, jax.devices()[:1])))

@@ -58,7 +58,7 @@ class Decoder:
     """A model laid out for decoding, with its tokenizer.
 
     Raises:
-      UsageError: a vocabulary smaller than the tokenizer's.
+      UsageError: a vocabulary smaller than the tokenizer's, or int8 for a model without keys and values.
     """
 
     def __init__(
@@ -74,6 +74,9 @@ class Decoder:
             raise UsageError(
                 f"the model has {config.vocab_size} tokens, the tokenizer {tokenizer.vocab_size}", where="tokenizer"
             )
+        if cache_dtype is CacheDtype.INT8 and config.mixer.recurrent:
+            what = f"mixer is {config.mixer}: there are no keys and values to keep in int8"
+            raise UsageError(what, where="cache", do="Leave it at model.")
         self.config, self.tokenizer, self.cache_dtype = config, tokenizer, cache_dtype
         self.model, self.params = lay_out(config, params, unstack=unstack)
         self._parameter_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(self.params))
@@ -139,7 +142,8 @@ class Decoder:
         """Another turn: each row's context, its answer and then its new prompt, which may be empty, are the context.
 
         The cache is kept. After a stop string the answer ends with the token that completed it. Where a sliding window
-        has moved past what a row needs (it ended long before the others), everything is read again.
+        has moved past what a row needs (it ended long before the others), or a state past its stop string, everything
+        is read again.
 
         Raises:
           UsageError: as `start`; not a prompt for every row; or a session that was used up.
@@ -155,9 +159,9 @@ class Decoder:
         context = [np.concatenate(parts).astype(np.int32) for parts in zip(before, prompts, strict=True)]
         key_B = folded(state.key_B, state.step)
         kept_B = np.array([len(known) - 1 for known in before], np.int32)  # the last one is chosen, but not read yet
-        cache = forget(state.cache, jnp.asarray(kept_B))
-        if self._lost(cache, kept_B):
+        if self._lost(state.cache, kept_B):
             return self._first(self.prefill(context, request), context, key_B, request)
+        cache = forget(state.cache, jnp.asarray(kept_B))
         new = [known[kept:] for known, kept in zip(context, kept_B, strict=True)]
         slots = slots_for(int(kept_B.max()) + bucket(max(len(part) for part in new)) + request.max_tokens)
         read = self._prefill(new, grow(cache, self.config, slots), request, fresh=False)
@@ -265,16 +269,14 @@ class Decoder:
         return automaton
 
     def _lost(self, cache: Cache, kept_B: np.ndarray) -> bool:
-        """Whether a token that row's next one sees is no longer in the cache."""
+        """Whether a row cannot go on from its first `kept_B` tokens: one that the next sees is no longer there."""
+        if self.config.mixer.recurrent:
+            return bool((np.asarray(cache.length_B) > kept_B).any())
         if self.config.reach is None:
             return False
-        seen_BS = np.asarray(cache.position_BS) > (kept_B - self.config.reach)[:, None]
-        return bool(
-            (
-                np.sum(seen_BS & (np.asarray(cache.position_BS) >= 0), axis=1)
-                < np.minimum(kept_B, self.config.reach - 1)
-            ).any()
-        )
+        first_B, held_BS = np.maximum(kept_B - self.config.reach + 1, 0), np.asarray(cache.position_BS)
+        seen_BS = (held_BS >= first_B[:, None]) & (held_BS < kept_B[:, None])
+        return bool((np.sum(seen_BS, axis=1) < kept_B - first_B).any())
 
     def _read(self, prompts: Sequence[np.ndarray], cache: Cache, fresh: bool) -> tuple[jax.Array, Cache]:
         """The logits [B, V] after each prompt, and the cache with them; in passes of at most `CHUNK` tokens."""

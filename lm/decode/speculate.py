@@ -90,11 +90,15 @@ def speculate(
 
     Raises:
       UsageError: as `Decoder.start`; other tokenizers or vocabularies; no token to draft; a draft whose context is too
-        short; or a constraint, which only `generate` holds answers to.
+        short; a recurrent model, whose state cannot go back; or a constraint, which only `generate` holds answers to.
       RunError: as `Decoder.completions`.
     """
     if request.constraint:
         raise UsageError("speculative sampling has no constraints", where="constraint", do="Leave out the draft model.")
+    for name, decoder in (("target", target), ("draft", draft)):
+        if decoder.config.mixer.recurrent:
+            what = f"the {name}'s mixer is {decoder.config.mixer}: its state cannot go back before a rejected token"
+            raise UsageError(what, where="draft", do="Leave out the draft model.")
     if draft_tokens < 1:
         raise UsageError(f"{draft_tokens} tokens are to be drafted", where="draft_tokens", do="Draft at least 1.")
     if draft.tokenizer.fingerprint != target.tokenizer.fingerprint:

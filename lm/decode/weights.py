@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from lm.model.attention import JOINED
-from lm.model.config import ModelConfig
+from lm.model.config import FeedForward, ModelConfig
 from lm.model.transformer import Transformer
 
 
@@ -31,7 +31,8 @@ def lay_out(config: ModelConfig, params: Any, *, unstack: bool = True) -> tuple[
         config = dataclasses.replace(config, d_ff=config.d_ff + idle)
         for layer in range(config.n_layer):
             taken = jax.tree.map(operator.itemgetter(layer), params["layers"])
-            laid[f"layer_{layer}"] = _widened(_joined(taken), idle) if idle else _joined(taken)
+            taken = taken if config.mixer.recurrent else _joined(taken)
+            laid[f"layer_{layer}"] = _widened(taken, idle) if idle else taken
     else:
         laid["layers"] = params["layers"]
     return Transformer(config, unstacked=unstack), jax.tree.map_with_path(partial(_kept, dtype), laid)
@@ -52,7 +53,8 @@ def _idle(config: ModelConfig) -> int:
     [256, 1024] take 1.6 times as long as by [256, 1056] (docs/diary.md).
     """
     row = config.d_ff * jnp.dtype(config.dtype.value).itemsize
-    return 32 if jax.default_backend() == "cpu" and row % 4096 == 0 and config.experts is None else 0
+    one = config.experts is None and config.feed_forward is not FeedForward.NONE
+    return 32 if jax.default_backend() == "cpu" and row % 4096 == 0 and one else 0
 
 
 def _widened(layer: dict[str, Any], idle: int) -> dict[str, Any]:

@@ -256,6 +256,8 @@ def layout_for(model: ModelConfig) -> Layout:
     Raises:
       UsageError: none can; the nearest is named with what it lacks.
     """
+    if model.mixer.recurrent:
+        raise UsageError(f"mixer is {model.mixer}, and every layout that is known here attends", where="config.model")
     lost = {layout.model_type: layout.lost(model) for layout in LAYOUTS}
     for layout in LAYOUTS:
         if not lost[layout.model_type]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-from lm.model.config import ModelConfig, Norm, NormPlacement, Positions, QkNorm
+from lm.model.config import FeedForward, Mixer, ModelConfig, Norm, NormPlacement, Positions, QkNorm
 
 
 class Group(enum.StrEnum):
@@ -87,20 +87,16 @@ def group_of(path: tuple[str, ...]) -> Group:
 
 def count_parameters(config: ModelConfig, *, active: bool = False) -> ParameterCounts:
     """The parameters of the `Transformer` of this shape, without building it; `active` ones are those a token uses."""
-    D, F, L = config.d_model, config.d_ff, config.n_layer
-    H, K, C = config.n_head, config.kv_heads, config.head_width
+    D, L = config.d_model, config.n_layer
     norm = 2 * D if config.bias and config.norm is Norm.LAYERNORM else D
-    norms = 1 if config.parallel_block else 4 if config.norm_placement is NormPlacement.SANDWICH else 2
-    biases = (config.feed_forward.matrices - 1) * F + 2 * D if config.bias else 0
-    if config.qkv_biased:
-        biases += (H + 2 * K) * C
-    qk_scales = (H + K if config.qk_norm_over is QkNorm.HEADS else 2) * C if config.qk_norm else 0
+    around = 2 if config.norm_placement is NormPlacement.SANDWICH else 1  # a sublayer
+    norms = around if config.parallel_block or config.feed_forward is FeedForward.NONE else 2 * around
     return ParameterCounts(
         embedding=config.vocab_size * D,
         position=config.context_length * D if config.positions is Positions.LEARNED else 0,
         head=0 if config.tied_embedding else D * config.vocab_size,
         matrices=L * _layer_matrices(config, active),
-        norms=L * (norms * norm + biases + qk_scales) + (config.norm_placement is not NormPlacement.POST) * norm,
+        norms=L * (norms * norm + _layer_vectors(config)) + (config.norm_placement is not NormPlacement.POST) * norm,
     )
 
 
@@ -118,7 +114,7 @@ def flops_per_token(config: ModelConfig, convention: Flops) -> int:
         case Flops.MATMUL:
             keys = causal_keys(config)
         case Flops.MATMUL_FULL:
-            keys = [Fraction(config.context_length)] * config.n_layer
+            keys = [Fraction(config.context_length)] * len(causal_keys(config))
     # A score and its share of the sum are 2C each.
     attention = sum(round(4 * config.n_head * config.head_width * seen) for seen in keys)
     head = 2 * config.d_model * config.vocab_size
@@ -126,7 +122,12 @@ def flops_per_token(config: ModelConfig, convention: Flops) -> int:
 
 
 def causal_keys(config: ModelConfig) -> list[Fraction]:
-    """Keys that a query sees on average, of each layer: W (2T - W + 1) / 2T in a sliding window of W of T tokens."""
+    """Keys that a query sees on average, of each layer that attends.
+
+    W (2T - W + 1) / 2T in a sliding window of W of T tokens.
+    """
+    if config.mixer.recurrent:
+        return []
     T = config.context_length
     wide = (T if window is None else min(window, T) for window in config.windows)
     return [Fraction(W * (2 * T - W + 1), 2 * T) for W in wide]
@@ -141,21 +142,22 @@ def kaplan_forward_flops(config: ModelConfig) -> int:
     """Forward FLOPs per token, 2N + 2 n_layer n_ctx d_model (Kaplan et al. 2020, arXiv:2001.08361, section 2.1).
 
     N is the non-embedding count of what is active. Unlike `Flops.KAPLAN` it has the context term, which is half of what
-    scores and weighted sum cost over the whole T x T when H C = d_model.
+    scores and weighted sum cost over the whole T x T when H C = d_model; recurrent layers have none.
     """
-    context = 2 * config.n_layer * config.context_length * config.d_model
+    context = 2 * len(causal_keys(config)) * config.context_length * config.d_model
     return 2 * count_parameters(config, active=True).nonembedding + context
 
 
 def cache_bytes(config: ModelConfig, length: int, batch: int, bytes_per_number: int, bytes_per_scale: int = 0) -> int:
-    """Bytes of keys and values that decoding keeps for `batch` sequences of `length` tokens.
+    """Bytes of keys and values that decoding keeps for `batch` sequences of `length` tokens, and of states.
 
     A sliding window keeps no more than its width where all layers have it; int8 has a scale for each key and each value
-    of a head.
+    of a head. States are float32 whatever the type, and as large at every length.
     """
     length = length if config.reach is None else min(length, config.reach)
     per_head = config.head_width * bytes_per_number + bytes_per_scale
-    return 2 * config.n_layer * config.kv_heads * length * batch * per_head
+    states = 4 * config.mixer.states * config.d_model
+    return config.n_layer * batch * (2 * config.kv_heads * length * per_head + states)
 
 
 def jaxpr_dot_flops(jaxpr: Any) -> int:
@@ -200,9 +202,24 @@ def _subjaxprs(params: dict[str, Any]) -> Iterator[Any]:
 
 
 def _layer_matrices(config: ModelConfig, active: bool) -> int:
-    attention = config.d_model * config.head_width * 2 * (config.n_head + config.kv_heads)
+    if config.mixer.recurrent:
+        mixer = 2 * config.mixer.gates * config.d_model**2
+    else:
+        mixer = config.d_model * config.head_width * 2 * (config.n_head + config.kv_heads)
     expert, experts = config.feed_forward.matrices * config.d_model * config.d_ff, config.experts
     if experts is None:
-        return attention + expert
+        return mixer + expert
     visited = (experts.chosen if active else experts.count) + experts.shared
-    return attention + config.d_model * experts.count + visited * expert
+    return mixer + config.d_model * experts.count + visited * expert
+
+
+def _layer_vectors(config: ModelConfig) -> int:
+    """Biases of a layer's sublayers, and scales within them."""
+    D, H, K, C = config.d_model, config.n_head, config.kv_heads, config.head_width
+    if config.mixer.recurrent:
+        mixer = config.bias * (config.mixer.gates + (config.mixer is Mixer.GRU)) * D  # a GRU's candidate has two
+    else:
+        scales = H + K if config.qk_norm_over is QkNorm.HEADS else 2
+        mixer = config.bias * D + config.qkv_biased * (H + 2 * K) * C + config.qk_norm * scales * C
+    matrices = config.feed_forward.matrices
+    return mixer + ((matrices - 1) * config.d_ff + D if config.bias and matrices else 0)

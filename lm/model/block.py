@@ -8,11 +8,12 @@ import jax.numpy as jnp
 
 from lm.model.attention import Attention, Plain, SelfAttention
 from lm.model.cache import Memory
-from lm.model.config import ModelConfig, NormPlacement, Remat
+from lm.model.config import FeedForward, ModelConfig, NormPlacement, Remat
 from lm.model.experts import TOLD, MixtureOfExperts
 from lm.model.feedforward import PositionWise
 from lm.model.layers import Normalise
 from lm.model.positions import Rotation
+from lm.model.recurrent import Recurrence
 
 RESIDUAL = ("batch", "sequence", "embed")
 
@@ -21,6 +22,8 @@ Carry = tuple[jax.Array, Memory | None]
 
 class Block(nn.Module):
     """One layer, normalised as `NormPlacement` says; its result is a pair because `scan` wants a carry and an output.
+
+    It mixes positions by attention or by a recurrence, and may do without a feed-forward sublayer.
 
     The norm before a sublayer, or after the sum, bears its name; the one of its output is its `out_norm`. A parallel
     block has one norm, which both sublayers read (Wang & Komatsuzaki 2021, GPT-J).
@@ -50,16 +53,24 @@ class Block(nn.Module):
             return normalised(x_BTD, f"{name}_norm") if placement is NormPlacement.POST else x_BTD
 
         x_BTD, memory = carry
-        attention = SelfAttention(config, self.attention, name="attention")
+        mixer_name = "recurrence" if config.mixer.recurrent else "attention"
+
+        def mixed(x_BTD: jax.Array) -> tuple[jax.Array, Memory | None]:
+            if config.mixer.recurrent:
+                return Recurrence(config, name=mixer_name)(x_BTD, seen[0], memory)
+            attention = SelfAttention(config, self.attention, name=mixer_name)
+            return attention(x_BTD, turn, _of_layer(seen, windowed), memory)
+
         feed_forward = (MixtureOfExperts if config.experts else PositionWise)(config, name="feed_forward")
         if config.parallel_block:
             h_BTD = normalised(x_BTD, "norm")
-            y_BTD, memory = attention(h_BTD, turn, _of_layer(seen, windowed), memory)
+            y_BTD, memory = mixed(h_BTD)
             x_BTD = x_BTD + y_BTD + feed_forward(h_BTD)
         else:
-            y_BTD, memory = attention(read(x_BTD, "attention"), turn, _of_layer(seen, windowed), memory)
-            x_BTD = added(x_BTD, y_BTD, "attention")
-            x_BTD = added(x_BTD, feed_forward(read(x_BTD, "feed_forward")), "feed_forward")
+            y_BTD, memory = mixed(read(x_BTD, mixer_name))
+            x_BTD = added(x_BTD, y_BTD, mixer_name)
+            if config.feed_forward is not FeedForward.NONE:
+                x_BTD = added(x_BTD, feed_forward(read(x_BTD, "feed_forward")), "feed_forward")
         return (nn.with_logical_constraint(x_BTD, RESIDUAL), memory), None
 
 

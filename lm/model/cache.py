@@ -1,4 +1,6 @@
-"""The key-value cache: what attention remembers of earlier tokens, an argument and a result, never hidden state.
+"""The cache: what layers remember of earlier tokens, an argument and a result, never hidden state.
+
+Attention remembers keys and values. A recurrent layer has a state in their place: its cache has no slots.
 
 Slots are shared by the rows of a batch, so that a step of one token writes one slot of all rows in place. Which token a
 slot holds in a row is said by its position there; -1 says none. That one array carries left padding, rows of different
@@ -18,21 +20,23 @@ INT8_MAX = 127.0
 
 
 class Cache(NamedTuple):
-    """Keys and values of every layer in S slots; a pytree.
+    """Keys and values of every layer in S slots, or its states; a pytree.
 
     `k_LBKSC` and `v_LBKSC` are in the model's type, or int8 with float32 scales (one a slot and head) beside them. They
     are one array, or taken `apart`: a tuple of L arrays [B K, S, C].
     `position_BS` (int32) is the position of the token in a slot, `length_B` counts the tokens that each row has seen,
-    `next` (int32) those that the slots have seen: the next token goes to slot next % S.
+    `next` (int32) those that the slots have seen: the next token goes to slot next % S. `state_LBD` are the states
+    (float32) of recurrent layers, which have neither keys nor values.
     """
 
-    k_LBKSC: jax.Array | tuple[jax.Array, ...]
-    v_LBKSC: jax.Array | tuple[jax.Array, ...]
+    k_LBKSC: jax.Array | tuple[jax.Array, ...] | None
+    v_LBKSC: jax.Array | tuple[jax.Array, ...] | None
     k_scale_LBKS: jax.Array | None
     v_scale_LBKS: jax.Array | None
     position_BS: jax.Array
     length_B: jax.Array
     next: jax.Array
+    state_LBD: tuple[jax.Array, ...] = ()
 
     @property
     def slots(self) -> int:
@@ -71,6 +75,8 @@ def empty_cache(
 ) -> Cache:
     """A cache without tokens; a sliding window of all layers needs no more slots than it is wide, `spare` to forget.
 
+    Recurrent layers need none.
+
     `apart` is for unrolled layers: one cut out of the stack is a copy of it at every token (XLA on CPU), and so is one
     whose rows and heads are axes of their own where there is one row. int8 stays stacked: each layer is widened anyway.
     """
@@ -79,14 +85,16 @@ def empty_cache(
     layer = (batch * config.kv_heads, slots, config.head_width)
 
     # Each its own array: a cache is written over, and an array can be only once.
-    def stored() -> jax.Array | tuple[jax.Array, ...]:
+    def stored() -> jax.Array | tuple[jax.Array, ...] | None:
+        if not slots:
+            return None
         if dtype is CacheDtype.INT8:
             return jnp.zeros(shape, jnp.int8)
         kept = config.dtype.value
         return tuple(jnp.zeros(layer, kept) for _ in range(config.n_layer)) if apart else jnp.zeros(shape, kept)
 
     def scale() -> jax.Array | None:
-        return jnp.zeros(shape[:-1], jnp.float32) if dtype is CacheDtype.INT8 else None
+        return jnp.zeros(shape[:-1], jnp.float32) if dtype is CacheDtype.INT8 and slots else None
 
     return Cache(
         stored(),
@@ -96,6 +104,7 @@ def empty_cache(
         jnp.full((batch, slots), EMPTY, jnp.int32),
         jnp.zeros(batch, jnp.int32),
         jnp.zeros((), jnp.int32),
+        tuple(jnp.zeros((config.n_layer, batch, config.d_model), jnp.float32) for _ in range(config.mixer.states)),
     )
 
 
@@ -116,10 +125,10 @@ def grow(cache: Cache, config: ModelConfig, slots: int) -> Cache:
 
 def together(cache: Cache) -> Cache:
     """The cache with its layers stacked, where they are apart."""
-    if not isinstance(cache.k_LBKSC, tuple):
+    if cache.v_LBKSC is None or not isinstance(cache.k_LBKSC, tuple):
         return cache
     B = len(cache.length_B)
-    k_LBKSC, v_LBKSC = (jnp.stack([_rows(x_NSC, B) for x_NSC in x_LNSC]) for x_LNSC in cache[:2])
+    k_LBKSC, v_LBKSC = (jnp.stack([_rows(x_NSC, B) for x_NSC in x_LNSC]) for x_LNSC in (cache.k_LBKSC, cache.v_LBKSC))
     return cache._replace(k_LBKSC=k_LBKSC, v_LBKSC=v_LBKSC)
 
 
@@ -137,16 +146,16 @@ def take_rows(cache: Cache, row_N: jax.Array) -> Cache:
             return jnp.take(_rows(x, B), row_N, axis=0, mode="clip").reshape(-1, *x.shape[1:])
         return jnp.take(x, row_N, axis=1, mode="clip")
 
-    k, v, k_scale, v_scale = jax.tree.map(taken, cache[:4])
+    (k, v, k_scale, v_scale), state_LBD = jax.tree.map(taken, (cache[:4], cache.state_LBD))
     position_BS, length_B = (jnp.take(x, row_N, axis=0, mode="clip") for x in (cache.position_BS, cache.length_B))
-    return Cache(k, v, k_scale, v_scale, position_BS, length_B, cache.next)
+    return Cache(k, v, k_scale, v_scale, position_BS, length_B, cache.next, state_LBD)
 
 
 def forget(cache: Cache, length_B: jax.Array) -> Cache:
     """The cache without the tokens of each row from position `length_B` on.
 
     Their slots stay empty until a call of several tokens packs the slots. A sliding window needs as many spare slots
-    as tokens are ever forgotten: what fell out of it does not come back.
+    as tokens are ever forgotten: what fell out of it does not come back. No more does the state before a token.
     """
     kept_BS = cache.position_BS < length_B[:, None]
     return cache._replace(

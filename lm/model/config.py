@@ -6,7 +6,7 @@ Glossary of the letters that end array names everywhere (`x_BTD`, `q_BTHC`, `sco
   T query positions  K key-value heads    V vocabulary
   S key positions    C head width         E experts
   D model width      G query heads per key-value head (H / K)
-  L layers
+  L layers           J gates of a recurrent layer
 """
 
 import dataclasses
@@ -48,13 +48,41 @@ class NormPlacement(enum.StrEnum):
         return self in (NormPlacement.OUTPUT, NormPlacement.SANDWICH)
 
 
+class Mixer(enum.StrEnum):
+    """The sublayer in which a position learns of earlier ones: attention, or a state handed from each to the next.
+
+    LSTM: Hochreiter & Schmidhuber 1997, doi 10.1162/neco.1997.9.8.1735, with the forget gate of Gers et al. 2000. GRU:
+    Cho et al. 2014, arXiv:1406.1078, in the form of cuDNN, whose reset gate acts on the product with the state.
+    """
+
+    ATTENTION = "attention"
+    LSTM = "lstm"
+    GRU = "gru"
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether a state goes from position to position."""
+        return self is not Mixer.ATTENTION
+
+    @property
+    def gates(self) -> int:
+        """J, how many widths of D a recurrent layer computes from its input, and as many from its state."""
+        return {Mixer.ATTENTION: 0, Mixer.LSTM: 4, Mixer.GRU: 3}[self]
+
+    @property
+    def states(self) -> int:
+        """How many widths of D go from position to position."""
+        return {Mixer.ATTENTION: 0, Mixer.LSTM: 2, Mixer.GRU: 1}[self]
+
+
 class FeedForward(enum.StrEnum):
-    """The position-wise sublayer: two matrices around a function, or three with a gate (Shazeer 2020).
+    """The position-wise sublayer: two matrices around a function, three with a gate (Shazeer 2020), or no sublayer.
 
     Gates: arXiv:2002.05202. GELU is its tanh form, as in GPT-2 and Gemma; the exact one, by the error function, says
     so. RELU2 is the square of the ReLU (So et al. 2021, arXiv:2109.08668).
     """
 
+    NONE = "none"
     RELU = "relu"
     RELU2 = "relu2"
     GELU = "gelu"
@@ -71,7 +99,7 @@ class FeedForward(enum.StrEnum):
     @property
     def matrices(self) -> int:
         """How many there are in all."""
-        return 3 if self.gated else 2
+        return 0 if self is FeedForward.NONE else 3 if self.gated else 2
 
 
 class Positions(enum.StrEnum):
@@ -115,20 +143,28 @@ class CacheDtype(enum.StrEnum):
     INT8 = "int8"
 
 
+# What fields must be without the sublayer that reads them.
+_WITHOUT_ATTENTION = {
+    **{"positions": Positions.NONE, "n_head": 1, "n_kv_head": None, "d_head": None, "window": None, "qk_norm": False},
+    **{"qkv_bias": None, "attention_scale": None, "attention_softcap": None},
+}
+_WITHOUT_FEED_FORWARD = {"d_ff": 0, "experts": None, "parallel_block": False}
+
+
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """A decoder-only transformer.
+    """A decoder-only transformer, or recurrent layers in its place.
 
     Raises:
-      UsageError: a number out of its range, or widths and heads that do not fit together.
+      UsageError: a number out of its range, widths and heads that do not fit together, or choices that contradict.
     """
 
     vocab_size: int
     context_length: int
     n_layer: int
     d_model: int
-    n_head: int
-    d_ff: int
+    n_head: int  # 1 where nothing attends
+    d_ff: int  # 0 where feed_forward is none
     n_kv_head: int | None = None  # None: as many as n_head (multi-head attention)
     d_head: int | None = None  # None: d_model / n_head
     norm: Norm = Norm.RMSNORM
@@ -156,9 +192,11 @@ class ModelConfig:
     embedding_scale: float | None = dataclasses.field(default=None, metadata=LATER)  # of token vectors; None: 1
     experts: Experts | None = dataclasses.field(default=None, metadata=LATER)
     width_scaling: WidthScaling | None = dataclasses.field(default=None, metadata=LATER)
+    mixer: Mixer = dataclasses.field(default=Mixer.ATTENTION, metadata=LATER)
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "context_length", "n_layer", "d_model", "n_head", "d_ff"):
+        wide = () if self.feed_forward is FeedForward.NONE else ("d_ff",)
+        for name in ("vocab_size", "context_length", "n_layer", "d_model", "n_head", *wide):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} is {getattr(self, name)}; it must be positive", where="config.model")
         for name in ("n_kv_head", "d_head", "window"):
@@ -214,6 +252,15 @@ class ModelConfig:
             raise _contradiction("width_scaling.base_head is given", "attention_scale is, which it would set")
         if len(self.window_layers) > self.n_layer:
             raise _contradiction(f"window_layers is of {len(self.window_layers)}", f"n_layer is {self.n_layer}")
+        if self.width_scaling is not None and self.width_scaling.base_head and self.mixer.recurrent:
+            raise _contradiction("width_scaling.base_head is given", f"mixer is {self.mixer}, which has no heads")
+        for without, choice, needed in (
+            (self.mixer.recurrent, f"mixer is {self.mixer}", _WITHOUT_ATTENTION),
+            (self.feed_forward is FeedForward.NONE, "feed_forward is none", _WITHOUT_FEED_FORWARD),
+        ):
+            for name, only in needed.items():
+                if without and getattr(self, name) != only:
+                    raise _contradiction(choice, f"{name} is not {str(only).lower()}")
 
     @property
     def kv_heads(self) -> int:
@@ -234,6 +281,8 @@ class ModelConfig:
     @property
     def reach(self) -> int | None:
         """How many of the newest keys any layer sees; None: all."""
+        if self.mixer.recurrent:
+            return 0
         return self.window if all(self.window_layers) else None
 
     @property

@@ -29,7 +29,8 @@ _CONVENTIONS = {
     **{convention.value: convention.meaning for convention in Flops},
     "kaplan_forward": "forward only, 2N + 2 n_layer n_ctx d_model with N = active nonembedding (Kaplan et al. 2020)",
     "cache_bytes": "keys and values of one sequence: 2 x layers x key-value heads x head width x tokens x bytes; a "
-    "sliding window of all layers keeps its width of tokens; int8 has a float32 scale for every head width of numbers",
+    "sliding window of all layers keeps its width of tokens; int8 has a float32 scale for every head width of numbers; "
+    "recurrent layers keep float32 states at any length, a token adds nothing",
     "run_flops": "tokens of the whole run x flops_per_token",
 }
 
@@ -38,14 +39,19 @@ def costs(config: ModelConfig, tokens: int) -> dict[str, Any]:
     """All counts of a model that is trained on `tokens` tokens, as JSON-able integers with their conventions."""
     counts, active = count_parameters(config), count_parameters(config, active=True)
     T = config.context_length
+    kept = {"float32": CACHE_NUMBERS["float32"]} if config.mixer.recurrent else CACHE_NUMBERS
+
+    def held(length: int, sizes: tuple[int, int]) -> int:
+        return cache_bytes(config, length, 1, *sizes)
+
     return {
         "parameters": dataclasses.asdict(counts)
         | {"total": counts.total, "active": active.total, "nonembedding": counts.nonembedding},
         "flops_per_token": {convention.value: flops_per_token(config, convention) for convention in Flops}
         | {"kaplan_forward": kaplan_forward_flops(config)},
         "cache_bytes": {
-            name: {"per_token": cache_bytes(config, 1, 1, *sizes), "at_context": cache_bytes(config, T, 1, *sizes)}
-            for name, sizes in CACHE_NUMBERS.items()
+            name: {"per_token": held(1, sizes) - held(0, sizes), "at_context": held(T, sizes)}
+            for name, sizes in kept.items()
         },
         "context_length": T,
         "tokens": tokens,

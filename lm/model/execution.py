@@ -6,7 +6,7 @@ Counts are of products only, as there; bytes are the least that memory must carr
 import dataclasses
 
 from lm.model.accounting import Flops, causal_keys, count_parameters, flops_per_token
-from lm.model.config import Dtype, ModelConfig, NormPlacement, Remat
+from lm.model.config import Dtype, FeedForward, Mixer, ModelConfig, NormPlacement, Remat
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,9 +29,12 @@ def executed_flops_per_token(config: ModelConfig, attention: Products) -> float:
     pair = _attention_flops(config, attention)  # of the two products, all layers
     matrices = counted - pair
     added = 1 if config.experts is None else config.experts.shared  # chosen experts' results also weigh their gradients
-    unneeded = added * config.d_model * config.d_ff if config.norm_placement is NormPlacement.PRE else 0
-    if config.parallel_block:
-        unneeded += config.d_model * config.n_head * config.head_width
+    unneeded = 0
+    if config.norm_placement is NormPlacement.PRE:
+        unneeded += added * config.d_model * config.d_ff
+        attention_ends = config.parallel_block or config.feed_forward is FeedForward.NONE
+        if attention_ends and config.mixer is Mixer.ATTENTION:
+            unneeded += config.d_model * config.n_head * config.head_width
     again = matrices - 2 * config.n_layer * unneeded if config.remat is Remat.FULL else 0
     passes = 1 + attention.backward / 2 + (config.remat is not Remat.NONE)
     return 3 * (head + matrices) + again + pair * passes
@@ -50,10 +53,9 @@ def least_traffic(config: ModelConfig, tokens: int, weight_shards: int, microbat
       microbatches: how often the weights are read anew.
     """
     size = 4 if config.dtype is Dtype.FLOAT32 else 2
-    D, F, C = config.d_model, config.visited * config.d_ff, config.head_width
-    heads = config.n_head + 2 * config.kv_heads
-    wide = (heads + config.n_head) * C + config.feed_forward.matrices * F
-    through = 4 * D + wide / weight_shards
+    D, F = config.d_model, config.visited * config.d_ff
+    mixed = _made(config) + _read(config)
+    through = 4 * D + (mixed + config.feed_forward.matrices * F) / weight_shards
     passes = 4 if config.remat is Remat.FULL else 3
     weights = (count_parameters(config).matrices + config.d_model * config.vocab_size) / weight_shards
     logits = 4 * tokens * config.vocab_size / weight_shards * 4  # float32, written and read forward and backward
@@ -63,18 +65,32 @@ def least_traffic(config: ModelConfig, tokens: int, weight_shards: int, microbat
 def least_saved(config: ModelConfig, weight_shards: int) -> float:
     """Bytes a token that all blocks keep for the backward pass at the least, cut over `weight_shards` devices.
 
-    Whole blocks run again: their inputs. Else also what the products made (queries, keys, values, what attention adds
-    to the residual stream, the hidden layer), and without recomputation what the last products of a sublayer read.
+    Whole blocks run again: their inputs. Else also what the products made (queries, keys, values or gates, what
+    attention adds to the residual stream, the hidden layer), and without recomputation what the last products of a
+    sublayer read.
     """
     size = 4 if config.dtype is Dtype.FLOAT32 else 2
-    D, F, C = config.d_model, config.visited * config.d_ff, config.head_width
-    hidden = config.feed_forward.matrices - 1
-    made = D + ((config.n_head + 2 * config.kv_heads) * C + hidden * F) / weight_shards
-    read = (config.n_head * C + F) / weight_shards
+    D, F = config.d_model, config.visited * config.d_ff
+    hidden = max(config.feed_forward.matrices - 1, 0)
+    made = (D if config.mixer is Mixer.ATTENTION else 0) + (_made(config) + hidden * F) / weight_shards
+    read = (_read(config) + F) / weight_shards
     kept = {Remat.FULL: D, Remat.DOTS: D + made, Remat.NONE: D + made + read}
     return size * config.n_layer * kept[config.remat]
 
 
+def _made(config: ModelConfig) -> int:
+    """Numbers a token that the first products of a layer's mixer make: queries, keys and values, or gates twice."""
+    if config.mixer.recurrent:
+        return 2 * config.mixer.gates * config.d_model
+    return (config.n_head + 2 * config.kv_heads) * config.head_width
+
+
+def _read(config: ModelConfig) -> int:
+    """Numbers a token that its last product reads: weighted sums, or the state before."""
+    return config.n_head * config.head_width
+
+
 def _attention_flops(config: ModelConfig, attention: Products) -> float:
-    keys = sum(causal_keys(config)) if attention.causal else config.n_layer * config.context_length
-    return float(4 * config.n_head * config.head_width * keys)
+    keys = causal_keys(config)
+    seen = sum(keys) if attention.causal else len(keys) * config.context_length
+    return float(4 * config.n_head * config.head_width * seen)

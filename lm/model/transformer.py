@@ -1,9 +1,9 @@
-"""The decoder-only transformer: token ids in, logits out.
+"""The decoder-only transformer, or recurrent layers in its place: token ids in, logits out.
 
 Parameters are float32 and stacked over layers. Their logical axis names are `vocab`, `embed`, `position`, `heads`,
-`kv_heads`, `head` (the components of one head), `mlp`, `experts`, `norm` (scales) and `layers`; activations are
-constrained by `batch`, `lookup` (rows out of a table), `sequence`, `keys` (positions that are attended to), `embed`,
-`heads`, `kv_heads`, `head`, `mlp` and `vocab`.
+`kv_heads`, `head` (the components of one head), `hidden` (those of a recurrent state), `gates`, `mlp`, `experts`,
+`norm` (scales) and `layers`; activations are constrained by `batch`, `lookup` (rows out of a table), `sequence`, `keys`
+(positions that are attended to), `embed`, `heads`, `kv_heads`, `head`, `hidden`, `gates`, `mlp` and `vocab`.
 Which of them is sharded over which devices is not known here: without rules and a mesh (`lm.parallel.rules.sharded`)
 the names mean nothing.
 """
@@ -22,6 +22,7 @@ from lm.model.cache import EMPTY, Cache, Memory, recall
 from lm.model.config import ModelConfig, NormPlacement, Positions
 from lm.model.layers import Normalise, normal, softcapped
 from lm.model.positions import LearnedPositions, document_positions, rotation, sinusoids
+from lm.model.recurrent import Course
 
 # What tables give where their widths lie: the next constraint turns widths into rows. In one constraint XLA cannot.
 LOOKED_UP = ("lookup", "sequence", "embed")
@@ -58,7 +59,11 @@ class Transformer(nn.Module):
             position_BT = jnp.arange(length, dtype=jnp.int32)[None, :]
         else:
             position_BT = document_positions(segments_BT)
-        seen = tuple(self.attention.sees(length, segments_BT, window) for window in config.window_kinds)
+        seen: tuple[Any, ...]
+        if config.mixer.recurrent:
+            seen = (Course() if segments_BT is None else Course(begins_BT=position_BT == 0),)
+        else:
+            seen = tuple(self.attention.sees(length, segments_BT, window) for window in config.window_kinds)
         logits_BTV, _ = self._through(tokens_BT, position_BT, seen, None)
         return logits_BTV
 
@@ -74,10 +79,15 @@ class Transformer(nn.Module):
         T = tokens_BT.shape[1]
         index_BT = jnp.arange(T, dtype=jnp.int32)[None, :] - (T - count_B[:, None])
         position_BT = jnp.where(index_BT >= 0, cache.length_B[:, None] + index_BT, EMPTY)
-        # Only the masks differ between windows.
-        (cache, *_), seen = zip(
-            *(recall(cache, position_BT, window, fresh) for window in self.config.window_kinds), strict=True
-        )
+        seen: tuple[Any, ...]
+        if self.config.mixer.recurrent:
+            seen = (Course(index_BT == 0, count_B > 0),)
+            cache = cache._replace(length_B=cache.length_B + count_B)
+        else:
+            # Only the masks differ between windows.
+            (cache, *_), seen = zip(
+                *(recall(cache, position_BT, window, fresh) for window in self.config.window_kinds), strict=True
+            )
         first = Memory(cache, 0 if self.unstacked else jnp.zeros((), jnp.int32))
         logits_BTV, memory = self._through(tokens_BT, jnp.maximum(position_BT, 0), seen, first, last)
         return logits_BTV, cache if memory is None else memory.cache

@@ -24,6 +24,7 @@ AXES = ("replica", "data", "fsdp", "expert", "sequence", "tensor")  # of the mes
 LOGICAL = (
     *("batch", "lookup", "sequence", "keys"),  # rows, those out of a table, positions that predict or are attended to
     *("embed", "norm", "mlp", "heads", "kv_heads", "head"),  # widths: of matrices, of scales, of one head
+    *("hidden", "gates"),  # the width of a recurrent state, and what is computed as often
     *("vocab", "position", "experts", "layers"),
 )
 
@@ -63,6 +64,7 @@ RULES: Rules = (
     Rule("heads", ("tensor",)),
     Rule("kv_heads", ("tensor",)),
     Rule("mlp", ("tensor",)),
+    Rule("hidden", ("tensor",)),
     Rule("embed", ("fsdp",)),
 )
 

@@ -200,7 +200,7 @@ def sizes(
 
     Args:
       widths: D of each shape.
-      ff_ratio: F / D; F is rounded to a multiple of 8.
+      ff_ratio: F / D; F is rounded to a multiple of 8. 0: no feed-forward.
       depth: layers of every shape, or
       aspect: D / L, rounded to whole layers.
       n_head: heads of every shape, or
@@ -220,7 +220,7 @@ def sizes(
             "model.n_layer": depth or max(1, round(width / (aspect or 1))),
             "model.d_model": width,
             "model.n_head": heads,
-            "model.d_ff": max(8, 8 * round(width * ff_ratio / 8)),
+            "model.d_ff": max(8, 8 * round(width * ff_ratio / 8)) if ff_ratio else 0,
         })  # fmt: skip
     return points
 

@@ -130,7 +130,7 @@ def _told(
         mesh=dict(mesh.shape),
         remat=model.remat.value,
         accumulate=config.accumulate,
-        attention=str(attention),
+        attention=f"none, mixer is {model.mixer}" if model.mixer.recurrent else str(attention),
         tokens=tokens,
         memory=Memory(
             parameters=parts["params"],

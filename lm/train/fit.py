@@ -4,7 +4,7 @@ from jax.sharding import Mesh
 
 from lm.base.errors import UsageError
 from lm.data.tokenizer import Tokenizer
-from lm.parallel.rules import check_divides
+from lm.parallel.rules import check_divides, cut_over
 from lm.train.config import RunConfig
 
 
@@ -24,12 +24,27 @@ def check_vocabulary(config: RunConfig, tokenizer: Tokenizer) -> None:
 
 
 def check_mesh(config: RunConfig, mesh: Mesh) -> None:
-    """Refuses what the mesh cannot cut into equal parts.
+    """Refuses what the mesh cannot cut into equal parts, and the sequence of a recurrent model at all.
 
     Raises:
       UsageError: naming every dimension that does not divide, its size, and the mesh axes with their sizes.
     """
     model = config.model
+    over = [axis for axis in cut_over(config.mesh.rules).get("sequence", ()) if mesh.shape[axis] > 1]
+    if model.mixer.recurrent and over:
+        raise UsageError(
+            f"the sequence is cut over {' x '.join(over)}, and mixer is {model.mixer}: positions wait for one another",
+            where="config.mesh",
+            do="Use another axis.",
+        )
+    if model.mixer.recurrent:
+        widths = {"hidden": ("d_model", model.d_model)}
+    else:
+        widths = {
+            "heads": ("n_head", model.n_head),
+            "kv_heads": ("n_kv_head", model.kv_heads),
+            "head": ("d_head", model.head_width),
+        }
     sizes = {
         "batch": ("rows a microbatch (batch_size / accumulate)", config.batch_size // config.accumulate),
         "sequence": ("context_length", model.context_length),
@@ -38,9 +53,7 @@ def check_mesh(config: RunConfig, mesh: Mesh) -> None:
         "embed": ("d_model", model.d_model),
         "norm": ("d_model", model.d_model),
         "mlp": ("d_ff", model.d_ff),
-        "heads": ("n_head", model.n_head),
-        "kv_heads": ("n_kv_head", model.kv_heads),
-        "head": ("d_head", model.head_width),
+        **widths,
         "vocab": ("vocab_size", model.vocab_size),
         "layers": ("n_layer", model.n_layer),
         **({"experts": ("experts.count", model.experts.count)} if model.experts else {}),

@@ -10,7 +10,7 @@ import pytest
 
 from lm.decode.weights import lay_out
 from lm.model.cache import empty_cache, grow
-from lm.model.config import CacheDtype, Dtype, FeedForward, Norm, Positions
+from lm.model.config import CacheDtype, Dtype, FeedForward, Mixer, Norm, Positions
 from lm.model.transformer import Transformer
 from tests.decode.caches import assert_holds_the_same, held
 from tests.model import variants
@@ -96,6 +96,11 @@ def compare_with_full_forward(case):
             np.testing.assert_array_equal(answer_BG[row], np.argmax(full_GV, axis=1))
 
 
+LSTM, GRU = (
+    {"mixer": mixer, "n_head": 1, "positions": Positions.NONE, "bias": True} for mixer in (Mixer.LSTM, Mixer.GRU)
+)
+
+
 def identify(case):
     return "-".join(f"{name}={value}" for name, value in case.items())
 
@@ -109,6 +114,12 @@ def alternating(k):
 MORE = {**variants.MORE, "layout": tuple({"layout": layout} for layout in LAYOUTS)}
 COVERING = variants.pairwise(GRID)
 COVERING_MORE = [variants.merged(*row.values()) for row in variants.pairwise(MORE)]
+RECURRENT = [
+    {**LSTM, **variants.NO_FEED_FORWARD, "layout": "unstacked"},
+    {**GRU, "layout": "scan"},
+    {**LSTM, "bias": False, "parallel_block": True, "layout": "unrolled"},
+    {**GRU, "bias": False, "tied_embedding": False, "layout": "unstacked"},
+]
 AXES = {name: values for name, values in GRID.items() if name not in alternating(0)}
 WHOLE = [
     {**dict(zip(AXES, values, strict=True)), **alternating(k)}
@@ -122,6 +133,8 @@ WHOLE = [
         COVERING[0],
         *(pytest.param(case, marks=pytest.mark.slow) for case in [*COVERING[1:], *COVERING_MORE[:3]]),
         *(pytest.param(case, marks=pytest.mark.full) for case in COVERING_MORE[3:]),
+        *(pytest.param(case, marks=pytest.mark.slow) for case in RECURRENT[:2]),
+        *(pytest.param(case, marks=pytest.mark.full) for case in RECURRENT[2:]),
     ],
     ids=identify,
 )
@@ -180,7 +193,11 @@ def test_a_prefill_is_so_many_single_steps(changes):
         assert int(cache.next) == int(at_once.next) == PROMPT
 
 
-@pytest.mark.parametrize("changes", [{}, pytest.param(WINDOWED, marks=pytest.mark.slow)], ids=["all", "window"])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, LSTM, *(pytest.param(each, marks=pytest.mark.slow) for each in (WINDOWED, GRU))],
+    ids=["all", "lstm", "window", "gru"],
+)
 def test_going_on_with_several_tokens_is_the_full_forward(changes):
     model, params, _, cache = begun(changes, (1, 3, 2))
     full_BTV, at_B = full_forward(shape(**changes)), np.array([1, 3, 2])

@@ -7,7 +7,7 @@ import pytest
 
 from lm.decode.loop import extend
 from lm.model.cache import EMPTY, Cache, empty_cache, forget, take_rows
-from lm.model.config import CacheDtype
+from lm.model.config import CacheDtype, Mixer, Positions
 from lm.model.transformer import Transformer
 from tests.decode import letters
 from tests.model import variants
@@ -52,16 +52,18 @@ def test_going_on_after_forgetting_is_never_having_known(window: int | None):
         np.testing.assert_allclose(logits_BTV[row], expected_1TV[0, kept : kept + 3], atol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", CacheDtype)
-def test_rows_are_taken_whole(dtype: CacheDtype):
-    shape = letters.config(11)
+@pytest.mark.parametrize(
+    ("dtype", "changes"),
+    [(CacheDtype.MODEL, {}), (CacheDtype.INT8, {}),
+     (CacheDtype.MODEL, {"mixer": Mixer.LSTM, "n_head": 1, "positions": Positions.NONE})],
+)  # fmt: skip
+def test_rows_are_taken_whole(dtype: CacheDtype, changes):
+    shape = letters.config(11, **changes)
     cache = empty_cache(shape, 3, 16, dtype)
     marked = jax.tree.map(lambda x: jnp.arange(x.size).reshape(x.shape).astype(x.dtype), cache)
     taken = take_rows(marked, jnp.array([2, 0, 0, 1]))
     for name in Cache._fields:
-        before, after = getattr(marked, name), getattr(taken, name)
-        if before is None or name == "next":
-            assert after is before
-        else:
+        before, after = (jax.tree.leaves(getattr(each, name)) for each in (marked, taken))
+        for old, new in zip(before, after, strict=True):
             axis = 0 if name in ("position_BS", "length_B") else 1
-            np.testing.assert_array_equal(after, np.take(before, [2, 0, 0, 1], axis))
+            np.testing.assert_array_equal(new, old if name == "next" else np.take(old, [2, 0, 0, 1], axis))

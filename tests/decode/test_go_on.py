@@ -9,7 +9,7 @@ from lm.decode.loop import Finish
 from lm.decode.settings import Settings
 from lm.decode.strategy import GREEDY
 from lm.model.cache import together
-from lm.model.config import CacheDtype
+from lm.model.config import CacheDtype, Mixer, Positions
 from tests.decode.tiny import CONFIG, ROWS, decoder, ids, request
 from tests.model import variants
 
@@ -22,6 +22,7 @@ KINDS = {
     "window": {"window": 6},
     "int8": {"cache_dtype": CacheDtype.INT8},
     "window-int8": {"window": 6, "cache_dtype": CacheDtype.INT8},
+    "lstm": {"mixer": Mixer.LSTM, "n_head": 1, "positions": Positions.NONE},
 }
 
 
@@ -38,7 +39,9 @@ def in_one(made, context, asked):
     return made.completions(made.advance(made.start(context, asked), asked.max_tokens))
 
 
-@pytest.mark.parametrize("kind", ["model", "window", pytest.param("int8", marks=pytest.mark.full), "window-int8"])
+@pytest.mark.parametrize(
+    "kind", ["model", "window", pytest.param("int8", marks=pytest.mark.full), "window-int8", "lstm"]
+)
 def test_two_turns_are_one_long_prompt(kind):
     made = decoder(**KINDS[kind])
     # Sampled at first, so that rows end at different lengths: by an end token, or not at all.
@@ -58,9 +61,9 @@ def test_two_turns_are_one_long_prompt(kind):
         np.testing.assert_allclose(mine.log_probs[:same], whole.log_probs[:same], atol=tolerance)
 
 
-@pytest.mark.parametrize("window", [None, 6])
-def test_after_a_stop_string_the_next_turn_sees_nothing_beyond_it(window):
-    made = decoder(window=window)
+@pytest.mark.parametrize("kind", ["model", "window", "lstm"])
+def test_after_a_stop_string_the_next_turn_sees_nothing_beyond_it(kind):
+    made = decoder(**KINDS[kind])
     # One answer of 16 without a look at the text; then the same, cut early by what it holds.
     plain = in_one(made, FIRST, request(max_tokens=16))
     stop = plain[0].text[2:4]

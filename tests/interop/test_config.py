@@ -8,17 +8,16 @@ from lm.base.errors import UsageError
 from lm.interop.families import LAYOUTS, layout_called, layout_for
 from lm.model.config import (
     Dtype,
-    Experts,
     FeedForward,
+    Mixer,
     Norm,
     NormPlacement,
     Positions,
     QkNorm,
-    RopeScaling,
-    Slowdown,
 )
+from lm.model.parts import Experts, RopeScaling, Slowdown
 from tests.interop.runs import GPT2, LLAMA
-from tests.model.variants import replace
+from tests.model.variants import recurrent, replace
 
 WHERE = "config.json"
 LONGER = RopeScaling(Slowdown.LLAMA3, 8.0, original_context=8192, low_freq_factor=1.0, high_freq_factor=4.0)
@@ -93,6 +92,11 @@ def test_a_model_that_no_layout_holds_is_told_what_would_change(changes, told):
         layout_for(replace(LLAMA, **changes))
     assert told in str(raised.value)
     assert "gpt2, llama, " in str(raised.value)
+
+
+def test_a_recurrent_model_is_refused_by_its_mixer():
+    with pytest.raises(UsageError, match="mixer is gru, and every layout that is known here attends"):
+        layout_for(recurrent(Mixer.GRU))
 
 
 @pytest.mark.parametrize(

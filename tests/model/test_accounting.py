@@ -21,14 +21,14 @@ from lm.model.accounting import (
     step_flops,
 )
 from lm.model.cache import empty_cache
-from lm.model.config import CacheDtype, Dtype, Experts, FeedForward, ModelConfig, Norm, Positions, Remat
+from lm.model.config import CacheDtype, Dtype, Experts, FeedForward, Mixer, ModelConfig, Norm, Positions, Remat
 from lm.model.count import CACHE_NUMBERS, traced_flops_per_token
 from lm.model.transformer import Transformer
 from lm.train.config import RunConfig
-from tests.model.variants import COVERING, COVERING_MORE, identify, replace, tiny
+from tests.model.variants import COVERING, COVERING_MORE, NO_FEED_FORWARD, RECURRENT, identify, recurrent, replace, tiny
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-covered = pytest.mark.parametrize("config", [*COVERING, *COVERING_MORE], ids=identify)
+covered = pytest.mark.parametrize("config", [*COVERING, *COVERING_MORE, *RECURRENT], ids=identify)
 
 
 def published(name: str) -> ModelConfig:
@@ -56,7 +56,7 @@ def test_llama_counts(name: str, total: int):
     assert count_parameters(published(name)).total == total
 
 
-@pytest.mark.parametrize(("name", "arg"), [("llama.py", "3b"), ("gpt2.py", "xl")])
+@pytest.mark.parametrize(("name", "arg"), [("llama.py", "3b"), ("gpt2.py", "xl"), ("recurrent.py", "rnn")])
 def test_unknown_variants_are_usage_errors(name: str, arg: str):
     with pytest.raises(UsageError, match=arg):
         load_file(f"{CONFIGS}/{name}:{arg}")
@@ -84,7 +84,7 @@ def test_how_a_step_is_computed_changes_no_count(changes):
     assert traced_flops_per_token(replace(config, **changes)) == flops_per_token(config, Flops.MATMUL_FULL)
 
 
-@pytest.mark.parametrize("name", ["gpt2.py", "llama.py:70b"])
+@pytest.mark.parametrize("name", ["gpt2.py", "llama.py:70b", "recurrent.py:lstm"])
 def test_published_shapes_trace_to_their_count(name: str):
     config = published(name)
     assert flops_per_token(config, Flops.MATMUL_FULL) == traced_flops_per_token(config)
@@ -145,6 +145,35 @@ def test_experts_cost_by_those_a_token_visits_and_weigh_by_all():
     shared = tiny(experts=Experts(4, 2, shared=1))
     assert count_parameters(shared).total - count_parameters(few).total == 2 * expert
     assert flops_per_token(shared, Flops.MATMUL) - flops_per_token(few, Flops.MATMUL) == 3 * 2 * 2 * expert
+
+
+def test_hand_counts_of_an_lstm_and_a_gru():
+    lstm = recurrent(Mixer.LSTM, **NO_FEED_FORWARD, norm=Norm.LAYERNORM)
+    gru = recurrent(Mixer.GRU, tied_embedding=False)
+    counts = count_parameters(lstm)
+    assert (counts.embedding, counts.position, counts.head) == (11 * 16, 0, 0)
+    assert counts.matrices == 2 * 4 * (16 * 16 + 16 * 16)  # of two layers, four gates of input and state
+    assert counts.norms == 2 * (4 * 16 + 2 * 16) + 2 * 16
+    counts = count_parameters(gru)
+    assert counts.matrices == 2 * (3 * (16 * 16 + 16 * 16) + 3 * 16 * 24)
+    # A layer's norms, biases of inputs and candidate, and of the feed-forward.
+    assert counts.norms == 2 * (2 * 16 + (3 + 1) * 16 + (2 * 24 + 16)) + 16
+    for config in (lstm, gru):
+        forward = 2 * (11 * 16 + count_parameters(config).matrices)
+        # No product depends on how long a window is.
+        for longer in (config, replace(config, context_length=64)):
+            assert flops_per_token(longer, Flops.MATMUL) == flops_per_token(longer, Flops.MATMUL_FULL) == 3 * forward
+            assert kaplan_forward_flops(longer) == 2 * count_parameters(config).nonembedding
+        assert flops_per_token(config, Flops.SIX_ND) == 6 * count_parameters(config).total
+
+
+@pytest.mark.parametrize("dtype", Dtype)
+@pytest.mark.parametrize("mixer", [Mixer.LSTM, Mixer.GRU])
+def test_a_recurrent_cache_is_as_large_at_every_length(mixer: Mixer, dtype: Dtype):
+    config = recurrent(mixer, dtype=dtype)
+    sizes = {cache_bytes(config, length, 3, *CACHE_NUMBERS[dtype.value]) for length in (0, 1, 20, 1000)}
+    arrays = jax.tree.leaves(empty_cache(config, 3, 20).state_LBD)
+    assert sizes == {sum(array.nbytes for array in arrays)} == {mixer.states * 2 * 3 * 16 * 4}
 
 
 def test_a_share_of_a_flop_is_rounded_once_a_token():
@@ -225,5 +254,9 @@ def test_count_command(capsys):
     assert sliding["int8"] == {"per_token": 2 * 16 * 8 * (64 + 4), "at_context": 512 * 2 * 16 * 8 * (64 + 4)}
     assert main(["count", "--config", f"{CONFIGS}/llama.py:1b", "--config.model.window=0"]) == 2
     assert "window is 0" in capsys.readouterr().err
+    assert main(["count", "--config", f"{CONFIGS}/recurrent.py:gru", "--json", "--check"]) == 0
+    counted = json.loads(capsys.readouterr().out)
+    assert counted["traced_flops_per_token"] == counted["flops_per_token"]["flops_matmul_full"]
+    assert counted["cache_bytes"] == {"float32": {"per_token": 0, "at_context": 2 * 88 * 4}}
     assert main(["count", "--config", f"{CONFIGS}/llama.py:3b"]) == 2
     assert "Known: 1b, 8b, 70b" in capsys.readouterr().err

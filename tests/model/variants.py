@@ -13,6 +13,7 @@ import numpy as np
 from lm.model.config import (
     Experts,
     FeedForward,
+    Mixer,
     ModelConfig,
     Norm,
     NormPlacement,
@@ -89,6 +90,19 @@ def merged(*settings: dict[str, Any]) -> dict[str, Any]:
     return {name: value for some in settings for name, value in some.items()}
 
 
+def recurrent(mixer: Mixer, **changes: Any) -> ModelConfig:
+    """`tiny` with recurrent layers in place of attention."""
+    return tiny(**{"mixer": mixer, "n_head": 1, "positions": Positions.NONE, "bias": True, **changes})
+
+
+NO_FEED_FORWARD: dict[str, Any] = {"feed_forward": FeedForward.NONE, "d_ff": 0}
+RECURRENT = [
+    recurrent(Mixer.LSTM, **NO_FEED_FORWARD, norm=Norm.LAYERNORM, n_layer=3),
+    recurrent(Mixer.GRU, feed_forward=FeedForward.GELU, norm_placement=NormPlacement.SANDWICH, tied_embedding=False),
+    recurrent(Mixer.LSTM, bias=False, parallel_block=True, unroll_layers=True),
+    recurrent(Mixer.GRU, bias=False, experts=Experts(count=3, chosen=2), width_scaling=WidthScaling(base_width=8)),
+    recurrent(Mixer.GRU, **NO_FEED_FORWARD, norm_placement=NormPlacement.POST, n_layer=1),
+]
 COVERING = [tiny(**row) for row in pairwise(CHOICES)]
 COVERING_MORE = [tiny(n_layer=3, **merged(*row.values())) for row in pairwise(MORE)]
 
@@ -108,17 +122,21 @@ def init(config: ModelConfig) -> Any:
     ]
 
 
+def abstract(config: ModelConfig) -> Any:
+    """Shapes and types of the model's parameters."""
+    return nn.unbox(jax.eval_shape(Transformer(config).init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32)))["params"]
+
+
 @functools.cache
 def parameters(config: ModelConfig, std: float = 0.3) -> Any:
     """Random parameters of the model, biases and scales too, far from the nearly uniform model of `init`."""
-    shapes = nn.unbox(jax.eval_shape(Transformer(config).init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32)))
     random = np.random.default_rng(0)
 
     def drawn(path: Any, leaf: Any) -> jax.Array:
         numbers = std * random.standard_normal(leaf.shape, np.float32)
         return jnp.asarray(1 + numbers if path[-1].key == "scale" else numbers)
 
-    return jax.tree.map_with_path(drawn, shapes["params"])
+    return jax.tree.map_with_path(drawn, abstract(config))
 
 
 def tokens(config: ModelConfig, rows: int = 2, seed: int = 1) -> jax.Array:

@@ -16,6 +16,7 @@ from experiments.meshes.eight import (
     KV_HEADS,
     LAYERS,
     LENGTH,
+    RECURRENT,
     ROOT,
     ROUTED,
     ROWS,
@@ -29,6 +30,7 @@ from tests.train.tiny import config_file, corpus
 
 SLOW = ("data", "fsdp", "sequence", "tensor", "data-fsdp-tensor", "fsdp-sequence", "expert-sequence-tensor")
 FULL = tuple(name for name in CASES if name not in SLOW)
+TOGETHER = (*SLOW, *RECURRENT)
 one_axis = pytest.mark.parametrize("name", ["data", "fsdp", "sequence", "tensor"])
 every_case = pytest.mark.parametrize("name", [*SLOW, *(pytest.param(name, marks=pytest.mark.full) for name in FULL)])
 
@@ -63,7 +65,7 @@ def run(cases):
 
 
 def results(name):
-    return run(SLOW if name in SLOW else FULL)
+    return run(FULL if name in FULL else TOGETHER)
 
 
 def collectives(name, *kinds, over=None):
@@ -161,6 +163,16 @@ def test_activations_are_cut_over_every_axis(name):
     assert share <= (2.5 if "tensor" in axes else 1.5)
 
 
+@pytest.mark.parametrize("name", RECURRENT)
+def test_states_are_cut_in_rows_and_over_tensor_and_change_no_number(name):
+    found = results(name)
+    np.testing.assert_allclose(found[name]["rows"], found["lstm"]["rows"], rtol=2e-5)  # as above
+    assert WARNING not in found[name]["said"]
+    # Whole on every device: scales, and over fsdp the biases, which are 16 widths of some 550.
+    share = found[name]["state_bytes"] / found["lstm"]["state_bytes"]
+    assert 0.95 / 4 <= share <= 1.25 / 4
+
+
 @pytest.mark.full
 def test_experts_are_cut_over_their_axis_and_change_no_number():
     found = measured(ROUTED)
@@ -175,7 +187,7 @@ def test_experts_are_cut_over_their_axis_and_change_no_number():
 
 
 def test_axes_of_size_1_send_nothing():
-    found = run(SLOW)
+    found = run(TOGETHER)
     assert found["tied"]["collectives"] == found["untied"]["collectives"] == []
 
 

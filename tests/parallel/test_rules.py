@@ -10,7 +10,7 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from lm.base.config import build, override
 from lm.base.errors import UsageError
-from lm.model.config import Experts, ModelConfig, Norm, Positions
+from lm.model.config import Experts, Mixer, ModelConfig, Norm, Positions
 from lm.model.transformer import LOOKED_UP, Transformer
 from lm.parallel.mesh import MeshConfig
 from lm.parallel.rules import AXES, LOGICAL, RULES, Rule, batch_sharding, cut_over, flax_rules, placed
@@ -23,13 +23,17 @@ MODEL = ModelConfig(vocab_size=16, context_length=8, n_layer=2, d_model=16, n_he
                     norm=Norm.LAYERNORM, positions=Positions.LEARNED, bias=True, qk_norm=True)  # fmt: skip
 
 
+LSTM = ModelConfig(vocab_size=16, context_length=8, n_layer=2, d_model=16, n_head=1, d_ff=32, bias=True,
+                   mixer=Mixer.LSTM, positions=Positions.NONE)  # fmt: skip
+
+
 def boxed(config: ModelConfig):
     tokens_BT = jnp.zeros((2, config.context_length), jnp.int32)
     return jax.eval_shape(Transformer(config).init, jax.random.key(0), tokens_BT)["params"]
 
 
-def specs(*rules: Rule) -> dict[str, PartitionSpec]:
-    flat = jax.tree_util.tree_leaves_with_path(placed(boxed(MODEL), TWO_EACH, rules))
+def specs(*rules: Rule, model: ModelConfig = MODEL) -> dict[str, PartitionSpec]:
+    flat = jax.tree_util.tree_leaves_with_path(placed(boxed(model), TWO_EACH, rules))
     return {"/".join(entry.key for entry in path): leaf.sharding.spec for path, leaf in flat}
 
 
@@ -54,6 +58,13 @@ def test_each_parameter_is_cut_along_the_axes_it_should_be():
     assert {name: found[name] for name in expected} == {name: PartitionSpec(*spec) for name, spec in expected.items()}
 
 
+def test_gates_are_cut_along_their_width():
+    found, fsdp, tensor = specs(model=LSTM), ("fsdp",), ("tensor",)
+    assert found["layers/recurrence/kernel"] == PartitionSpec(None, fsdp, None, tensor)
+    assert found["layers/recurrence/input/kernel"] == PartitionSpec(None, fsdp, None, tensor)
+    assert found["layers/recurrence/input/bias"] == PartitionSpec(None, None, tensor)
+
+
 def test_what_a_table_gives_is_cut_as_the_table_is_and_in_rows_over_the_rest():
     spec = nn.logical_to_mesh_axes(LOOKED_UP, flax_rules(()))
     assert spec == PartitionSpec(("replica", "data", "expert"), ("sequence",), ("fsdp",))
@@ -68,7 +79,7 @@ def test_the_model_names_nothing_unknown_and_every_known_name(monkeypatch):
     constrained = []
     monkeypatch.setattr(nn, "with_logical_constraint", lambda x, names: constrained.append(names) or x)
     routed = dataclasses.replace(MODEL, bias=False, experts=Experts(4, 2, shared=1))
-    params = [boxed(MODEL), boxed(routed)]
+    params = [boxed(MODEL), boxed(routed), boxed(LSTM)]
     names = {name for leaf in jax.tree.leaves(nn.get_partition_spec(params)) for name in leaf}
     used = names.union(*constrained) - {None}
     assert used == set(LOGICAL)
@@ -138,6 +149,17 @@ def fits(mesh: AbstractMesh, *overrides: str) -> None:
 def test_what_does_not_divide_is_refused_with_the_dimension_and_the_axis(axes, overrides, told):
     with pytest.raises(UsageError, match=rf"config\.mesh: these do not divide: .*{told}"):
         fits(mesh_of(**axes), *overrides)
+
+
+def test_a_recurrent_model_keeps_its_sequence_whole_and_has_no_heads():
+    lstm = ("model.mixer=lstm", "model.positions=none", "model.n_head=1", "model.n_kv_head=none", "model.d_ff=16")
+    fits(mesh_of(data=2, fsdp=2, tensor=4), *lstm)
+    with pytest.raises(UsageError, match=r"the sequence is cut over sequence, and mixer is lstm"):
+        fits(mesh_of(sequence=2), *lstm)
+    with pytest.raises(UsageError, match=r"cut over data, and mixer is lstm"):
+        fits(mesh_of(data=2), *lstm, 'mesh.rules=[{"axis":"sequence","over":["data"]},{"axis":"batch","over":[]}]')
+    with pytest.raises(UsageError, match="d_model 16 over tensor 3"):
+        fits(mesh_of(tensor=3), *lstm)
 
 
 def test_what_divides_or_is_left_whole_is_not_refused():
