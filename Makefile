@@ -15,7 +15,7 @@ $(error No Python 3.11, 3.12 or 3.13 found: install one, or say PYTHON=/path/to/
 endif
 
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
-TEST_EXTRAS = test,aot,slurm$(if $(filter 3.11,$(VERSION)),$(comma)parity)
+TEST_EXTRAS = test,aot,slurm,harness$(if $(filter 3.11,$(VERSION)),$(comma)parity)
 comma = ,
 
 .PHONY: help sweep test test-fast test-all lint format setup setup-test clean

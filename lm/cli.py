@@ -400,9 +400,12 @@ def _compile(parser: argparse.ArgumentParser) -> Runner:
 
 
 def _eval(parser: argparse.ArgumentParser) -> Runner:
-    """Scores a text under a run's newest checkpoint: nats/token, perplexity, bits/token and bits/byte."""
+    """Scores texts (nats/token, bits/byte) or runs tasks of lm-evaluation-harness under a run's newest checkpoint."""
     parser.add_argument("--checkpoint", required=True, metavar="RUN", help="a run folder")
-    parser.add_argument("--text", required=True, metavar="TEXT", help="text file, folder or quoted glob")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--text", action="append", metavar="TEXT", help="text file, folder or quoted glob (repeatable)")
+    what.add_argument("--harness", action="append", metavar="TASK",
+                      help="task of lm-evaluation-harness: a name or a YAML file (repeatable)")  # fmt: skip
     parser.add_argument("--window", type=int, metavar="T", help="tokens of context (default: the model's)")
     parser.add_argument("--stride", type=int, metavar="S", help="tokens scored by each further window (default: T)")
     parser.add_argument("--separator", metavar="S", help="splits .txt files into documents, e.g. '\\n\\n'")
@@ -415,17 +418,35 @@ def _eval(parser: argparse.ArgumentParser) -> Runner:
         from lm.run.restore import load_model
         from lm.train.evaluate import as_dict, as_text, evaluate, write_per_token
 
+        if args.harness:
+            _harness(args)
+            return
         if args.per_token:
             refuse_target(args.per_token)
+            if len(args.text) > 1:
+                raise UsageError("is of one text", where="--per-token", do="Pass one --text.")
         with _team(args) as team:
             loaded = load_model(args.checkpoint, team)
-            done = evaluate(loaded, args.text, window=args.window, stride=args.stride, separator=args.separator)
-            if team.first:
-                if args.per_token:
-                    write_per_token(done, args.per_token)
-                print(json.dumps(as_dict(done), indent=2) if args.json else as_text(done))
+            found = evaluate(loaded, args.text, window=args.window, stride=args.stride, separator=args.separator)
+            if not team.first:
+                return
+            if args.per_token:
+                write_per_token(found[args.text[0]], args.per_token)
+            print(json.dumps(as_dict(found), indent=2) if args.json else as_text(found))
 
     return run
+
+
+def _harness(args: argparse.Namespace) -> None:
+    for flag in ("window", "stride", "separator", "per_token", "coordinator", "processes", "process"):
+        if getattr(args, flag) is not None:
+            raise UsageError("does not go with --harness", where=f"--{flag.replace('_', '-')}",
+                             do="A task says how it is scored, in one process.")  # fmt: skip
+    from lm.interop.harness import as_text, run_tasks
+    from lm.run.restore import load_model
+
+    found = run_tasks(load_model(args.checkpoint), args.harness)
+    print(json.dumps(found, indent=2, default=str) if args.json else as_text(found))
 
 
 def _generate(parser: argparse.ArgumentParser) -> Runner:

@@ -3,15 +3,19 @@
 A window is context_length + 1 tokens that start at a multiple of context_length, so that every token of the file but
 the first is predicted once an epoch (and fewer than context_length at its end never). Each epoch has its own order of
 the windows, computed for any place in it without the others: resume is a seek, and nothing grows with the corpus.
+In a mixture each corpus is read in the order that it has alone, through its own epochs.
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterator
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
 from lm.base.errors import UsageError
+from lm.data.mixture import Part, deal
 from lm.data.tokens import TokenFile
 
 Batch = dict[str, np.ndarray]
@@ -30,10 +34,11 @@ class Batches:
     "segments" int32 [B, T] that number the documents of each row; B counts this process's rows, T is `context_length`.
 
     Raises:
-      UsageError: fewer tokens than one window, or a batch that does not divide over the processes.
+      UsageError: fewer tokens than one window, a batch that does not divide over the processes, or parts of a mixture
+        that are not of one tokenizer.
     """
 
-    file: TokenFile
+    text: TokenFile | tuple[Part, ...]  # one file, or the parts of a mixture
     context_length: int
     batch_size: int
     seed: int
@@ -42,29 +47,31 @@ class Batches:
     process_count: int = 1
 
     def __post_init__(self) -> None:
-        if self.windows < 1:
-            raise UsageError(f"its {self.file.tokens} tokens are fewer than one window of {self.context_length} + 1",
-                             where=str(self.file.path), do="Use more text or a shorter context_length.")  # fmt: skip
+        if len({part.file.tokenizer for part in self.parts}) > 1:
+            raise UsageError("the parts of the mixture are tokenised with different tokenizers",
+                             where=", ".join(str(part.file.path) for part in self.parts),
+                             do="Tokenise all with one.")  # fmt: skip
         if self.batch_size % self.process_count:
             raise UsageError(f"batch_size {self.batch_size} does not divide over {self.process_count} processes",
                              where="config.batch_size")  # fmt: skip
-        stride = self.context_length * self.file.dtype.itemsize
-        windows_WT = np.lib.stride_tricks.as_strided(
-            self.file.array(),
-            (self.windows, self.context_length + 1),
-            (stride, self.file.dtype.itemsize),
-            writeable=False,
-        )
-        weights_BT = np.ones((self.rows, self.context_length), np.float32)
-        weights_BT.flags.writeable = False
-        object.__setattr__(self, "_windows_WT", windows_WT)
-        object.__setattr__(self, "_weights_BT", weights_BT)
-        object.__setattr__(self, "_block", (-1, None))
+        for part, windows in zip(self.parts, self.windows, strict=True):
+            if windows < 1:
+                raise UsageError(
+                    f"its {part.file.tokens} tokens are fewer than one window of {self.context_length} + 1",
+                    where=str(part.file.path),
+                    do="Use more text or a shorter context_length.",
+                )
+        object.__setattr__(self, "_block", (-1, None, None))
 
-    @property
-    def windows(self) -> int:
-        """Windows in an epoch."""
-        return (self.file.tokens - 1) // self.context_length
+    @functools.cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """The corpora that the rows are of."""
+        return self.text if isinstance(self.text, tuple) else (Part("", Fraction(1), self.text),)
+
+    @functools.cached_property
+    def windows(self) -> tuple[int, ...]:
+        """Windows in an epoch of each corpus."""
+        return tuple(count_windows(part.file, self.context_length) for part in self.parts)
 
     @property
     def rows(self) -> int:
@@ -74,45 +81,78 @@ class Batches:
     @property
     def fingerprint(self) -> dict[str, Any]:
         """Everything that determines the batches; a run resumes only where all of it is as it was."""
-        return {
+        told: dict[str, Any] = {
             "order_version": _ORDER_VERSION,
             "seed": self.seed,
             "context_length": self.context_length,
             "batch_size": self.batch_size,
             "segment_mask": self.segment_mask,
-            "windows": self.windows,
-            "text": self.file.fingerprint,
-            "tokenizer": self.file.tokenizer,
+            "windows": list(self.windows),
+            "text": [part.file.fingerprint for part in self.parts],
+            "tokenizer": self.parts[0].file.tokenizer,
         }
+        if len(self.parts) == 1:
+            return told | {"windows": told["windows"][0], "text": told["text"][0]}
+        return told | {"shares": [str(part.share) for part in self.parts]}
 
-    def epoch(self, step: int) -> int:
-        """The epoch in which the first row of the batch at `step` lies, counted from 0."""
-        return step * self.batch_size // self.windows
-
-    def window_indices(self, step: int) -> np.ndarray:
-        """The windows [B] that make up this process's rows of the batch at `step`."""
+    def origins(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """The corpus of each of this process's rows [B] of the batch at `step`, and which window of it the row is."""
         steps = max(1, _BLOCK_ROWS // self.rows)
         number, place = divmod(step, steps)
-        block: tuple[int, np.ndarray] = self._block  # type: ignore[attr-defined]  # one read: threads may replace it
+        block: tuple[int, Any, Any] = self._block  # type: ignore[attr-defined]  # one read: threads may replace it
         if block[0] != number:
             first_S1 = np.arange(number * steps, (number + 1) * steps, dtype=np.uint64)[:, None]
             row_B = np.arange(self.process_index * self.rows, (self.process_index + 1) * self.rows, dtype=np.uint64)
-            block = (number, window_order(self.seed, self.windows, first_S1 * np.uint64(self.batch_size) + row_B))
+            block = (number, *self._origins_of(first_S1 * np.uint64(self.batch_size) + row_B))
             object.__setattr__(self, "_block", block)
-        return block[1][place]
+        return block[1][place], block[2][place]
+
+    def _origins_of(self, row_SB: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        corpus_SB, number_SB = deal([part.share for part in self.parts], row_SB)
+        window_SB = np.empty(row_SB.shape, np.int64)
+        for corpus, windows in enumerate(self.windows):
+            own_SB = corpus_SB == corpus
+            window_SB[own_SB] = window_order(self.seed, windows, number_SB[own_SB])
+        return corpus_SB, window_SB
 
     def __getitem__(self, step: int) -> Batch:
         if step < 0:
             raise IndexError(f"step {step} is negative")
-        tokens_BW = self._windows_WT[self.window_indices(step)]  # type: ignore[attr-defined]
+        tokens_BW = self._tokens(*self.origins(step))
         batch: Batch = {
             "inputs": tokens_BW[:, :-1].astype(np.int32),
             "targets": tokens_BW[:, 1:].astype(np.int32),
-            "weights": self._weights_BT,  # type: ignore[attr-defined]
+            "weights": self._weights_BT,
         }
         if self.segment_mask:
-            batch["segments"] = np.cumsum(batch["inputs"] == self.file.eos_id, axis=1, dtype=np.int32)
+            eos_id = self.parts[0].file.eos_id
+            batch["segments"] = np.cumsum(batch["inputs"] == eos_id, axis=1, dtype=np.int32)
         return batch
+
+    def _tokens(self, corpus_B: np.ndarray, window_B: np.ndarray) -> np.ndarray:
+        if len(self._texts) == 1:
+            return self._texts[0][window_B]
+        tokens_BW = np.empty((self.rows, self.context_length + 1), self._texts[0].dtype)
+        for corpus, text_NW in enumerate(self._texts):
+            own_B = corpus_B == corpus
+            tokens_BW[own_B] = text_NW[window_B[own_B]]
+        return tokens_BW
+
+    @functools.cached_property
+    def _texts(self) -> list[np.ndarray]:
+        """Each file as its overlapping windows."""
+        found = []
+        for part, windows in zip(self.parts, self.windows, strict=True):
+            size = part.file.dtype.itemsize
+            shape, strides = (windows, self.context_length + 1), (self.context_length * size, size)
+            found.append(np.lib.stride_tricks.as_strided(part.file.array(), shape, strides, writeable=False))
+        return found
+
+    @functools.cached_property
+    def _weights_BT(self) -> np.ndarray:
+        weights_BT = np.ones((self.rows, self.context_length), np.float32)
+        weights_BT.flags.writeable = False
+        return weights_BT
 
     def iterate(self, start_step: int = 0) -> Iterator[Batch]:
         """The batches from `start_step` on without end, through Grain."""
@@ -140,6 +180,11 @@ class _Endless:
 
     def __getitem__(self, step: Any) -> Batch:
         return self.batches[int(step)]
+
+
+def count_windows(file: TokenFile, context_length: int) -> int:
+    """Windows in an epoch of one file."""
+    return (file.tokens - 1) // context_length
 
 
 def window_order(seed: int, windows: int, places: np.ndarray) -> np.ndarray:

@@ -6,6 +6,8 @@ adding documents moves none.
 
 import contextlib
 import dataclasses
+import hashlib
+import itertools
 import json
 import shutil
 from collections.abc import Iterator, Sequence
@@ -16,7 +18,8 @@ from lm.base import config as base_config
 from lm.base import files, progress
 from lm.base.errors import RunError, UsageError
 from lm.data import sources, tokens
-from lm.data.config import DataConfig
+from lm.data.config import VALIDATION, DataConfig
+from lm.data.mixture import Part, shares_of
 from lm.data.tokenizer import Tokenizer, load_tokenizer, train_bpe
 from lm.data.tokens import TokenFile, TokenWriter
 
@@ -28,16 +31,35 @@ _BATCH_DOCUMENTS = 4096
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """What a run trains on and is measured on; `fingerprint` is that of the training text."""
+    """What a run trains on and is measured on.
 
-    train: TokenFile
-    validation: TokenFile
-    extra: dict[str, TokenFile]
+    `held_out` are the evaluation sets by name: `VALIDATION` of a corpus alone, each part's of a mixture, further ones.
+    """
+
+    parts: tuple[Part, ...]
+    held_out: dict[str, TokenFile]
     tokenizer: Tokenizer
 
     @property
     def fingerprint(self) -> str:
-        return self.train.fingerprint
+        """Of the training text, of a mixture with its shares."""
+        return self._mixed({part.name: part.file for part in self.parts})
+
+    @property
+    def evaluation(self) -> str:
+        """The fingerprint of the text that `VALIDATION` scores are of."""
+        alone = self.held_out.get(VALIDATION)
+        return alone.fingerprint if alone else self._mixed(self.held_out)
+
+    def epochs(self, tokens: int) -> float:
+        """How often the part that is read most often is read in so many tokens."""
+        return max(float(part.share) * tokens / part.file.tokens for part in self.parts)
+
+    def _mixed(self, files: dict[str, TokenFile]) -> str:
+        if len(self.parts) == 1:
+            return files[self.parts[0].name].fingerprint
+        lines = [f"{part.share} {files[part.name].fingerprint}" for part in self.parts]
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,33 +81,40 @@ class Recipe:
 def prepare(config: DataConfig, cache: Path) -> Corpus:
     """Opens the corpus that `config` names, tokenising its text into `cache` unless that was done before.
 
-    A corpus folder written by `lm tokenize` is opened as it is. With `validation_fraction` 0 the first extra set is
-    the validation set. Any number of processes may call this at once.
+    A corpus folder written by `lm tokenize` is opened as it is. With `validation_fraction` 0 the extra set of the
+    name `VALIDATION`, else the first one, is the validation set. Any number of processes may call this at once.
 
     Raises:
       UsageError: no such text, text that cannot be read, a split with an empty side, a tokenizer or split other than
-        the folder's, or an extra set that shares documents with the training text.
+        the folder's, the same text twice in a mixture, or an extra set that shares documents with the training text.
       RunError: damaged token files, or a full disk.
     """
     if config.validation_fraction == 0 and not config.extra_validation:
         raise UsageError("validation_fraction is 0 and there is no extra_validation", where="config.data",
                          do="Set one of them: a run is measured on text that it does not train on.")  # fmt: skip
     tokenizer = load_tokenizer(config.tokenizer)
-    if (Path(config.corpus) / _MANIFEST).is_file():
-        folder = _checked_folder(Path(config.corpus), config, tokenizer)
-    else:
-        paths = _find([config.corpus], config.separator)
-        folder = _cached(paths, config.separator, config.validation_fraction, tokenizer, cache)
-    train = TokenFile.open(folder / "train.bin")
+    folders = _folders(config, tokenizer, cache)
+    shares = shares_of([component.weight for component in config.components])
+    parts = tuple(
+        Part(component.name, share, TokenFile.open(folder / "train.bin"))
+        for component, share, folder in zip(config.components, shares, folders, strict=True)
+    )
+    for one, other in itertools.combinations(parts, 2):
+        if one.file.fingerprint == other.file.fingerprint:
+            raise UsageError(f"'{one.name}' and '{other.name}' are the same text", where="config.data.mixture",
+                             do="Name it once, with the sum of the weights.")  # fmt: skip
     extra = {}
     for name, source in config.extra_validation.items():
         paths = sources.find_files(source)
-        held_out = TokenFile.open(_cached(paths, config.separator, None, tokenizer, cache) / "text.bin")
-        _refuse_overlap(train, held_out, f"extra_validation.{name}")
-        extra[name] = held_out
-    by_split = config.validation_fraction > 0
-    validation = TokenFile.open(folder / "validation.bin") if by_split else extra.pop(next(iter(extra)))
-    return Corpus(train, validation, extra, tokenizer)
+        extra[name] = TokenFile.open(_cached(paths, config.separator, None, tokenizer, cache) / "text.bin")
+        for part in parts:
+            _refuse_overlap(part.file, extra[name], f"extra_validation.{name}")
+    if config.validation_fraction > 0:
+        split = zip(parts, folders, strict=True)
+        held_out = {part.name: TokenFile.open(folder / "validation.bin") for part, folder in split}
+    else:
+        held_out = {VALIDATION: extra.pop(VALIDATION if VALIDATION in extra else next(iter(extra)))}
+    return Corpus(parts, held_out | extra, tokenizer)
 
 
 def tokenize(
@@ -105,7 +134,7 @@ def tokenize(
     Raises:
       UsageError: see `prepare`; or `out` holds something else.
     """
-    paths = _find(inputs, separator)
+    paths = list(itertools.chain(*_find(inputs, separator)))
     known = None if bpe_vocabulary is not None else load_tokenizer(tokenizer)
     recipe = _recipe(paths, separator, validation_fraction, known, bpe_vocabulary)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -153,12 +182,13 @@ def _recipe(
     return Recipe(contents, separator, fraction, fingerprint, bpe_vocabulary)
 
 
-def _find(inputs: Sequence[str], separator: str | None) -> list[Path]:
-    paths = [path for source in inputs for path in sources.find_files(source)]
-    if separator is not None and not any(sources.splits_by_separator(path) for path in paths):
+def _find(inputs: Sequence[str], separator: str | None) -> list[list[Path]]:
+    """The files of each input."""
+    found = [sources.find_files(source) for source in inputs]
+    if separator is not None and not any(map(sources.splits_by_separator, itertools.chain(*found))):
         raise UsageError("a separator splits .txt files, and there is none", where=", ".join(inputs),
                          do="Leave the separator out.")  # fmt: skip
-    return paths
+    return found
 
 
 def settings_of(folder: Path | str) -> tuple[DataConfig, int]:
@@ -176,7 +206,21 @@ def settings_of(folder: Path | str) -> tuple[DataConfig, int]:
     return config, load_tokenizer(spec).vocab_size
 
 
-def _checked_folder(folder: Path, config: DataConfig, tokenizer: Tokenizer) -> Path:
+def _folders(config: DataConfig, tokenizer: Tokenizer, cache: Path) -> list[Path]:
+    """The folder of token files of each component: one of `lm tokenize` as it is, or one in the cache."""
+    given = [component.corpus for component in config.components]
+    raw = [corpus for corpus in given if not (Path(corpus) / _MANIFEST).is_file()]
+    found = dict(zip(raw, _find(raw, config.separator) if raw else [], strict=True))
+    separated = bool(raw or config.extra_validation)  # by a separator that is not about token files then
+    return [
+        _cached(found[corpus], config.separator, config.validation_fraction, tokenizer, cache)
+        if corpus in found
+        else _checked_folder(Path(corpus), config, tokenizer, separated)
+        for corpus in given
+    ]
+
+
+def _checked_folder(folder: Path, config: DataConfig, tokenizer: Tokenizer, separated: bool) -> Path:
     manifest = _manifest(folder)
     if manifest["tokenizer"]["fingerprint"] != tokenizer.fingerprint:
         raise UsageError(f"tokenised with another tokenizer than '{config.tokenizer}'", where=str(folder),
@@ -186,7 +230,7 @@ def _checked_folder(folder: Path, config: DataConfig, tokenizer: Tokenizer) -> P
         raise UsageError(f"split with validation_fraction {recipe['validation_fraction']}, not "
                          f"{config.validation_fraction}", where=str(folder),
                          do=f"Set data.validation_fraction={recipe['validation_fraction']}.")  # fmt: skip
-    if config.separator not in (None, recipe["separator"]) and not config.extra_validation:
+    if config.separator not in (None, recipe["separator"]) and not separated:
         raise UsageError(f"split by separator {recipe['separator']!r}, not {config.separator!r}", where=str(folder),
                          do="Leave data.separator out.")  # fmt: skip
     return folder

@@ -96,7 +96,10 @@ def evaluation_windows(n_tokens: int, window: int, count: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Scored:
-    """Log-probabilities in nats (float32) of the tokens at `indices` (ascending) of the stream."""
+    """Log-probabilities in nats (float32) of the tokens at `indices` (ascending) of the stream.
+
+    [N], or [N, K] of a `LogProbFn` that gives K numbers a target.
+    """
 
     indices: np.ndarray
     log_probs: np.ndarray

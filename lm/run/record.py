@@ -18,7 +18,7 @@ from lm.base.config import nearest
 from lm.base.errors import RunError
 from lm.base.files import disk_full, write_json
 from lm.run.folder import RunFolder
-from lm.scaling.table import NAMES
+from lm.scaling.table import LATER, NAMES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,9 +195,9 @@ def read_result(folder: RunFolder) -> dict[str, Any]:
         row = json.loads(folder.result.read_bytes())
     except ValueError:
         row = None
-    if not isinstance(row, dict) or not row.keys() >= set(NAMES):
+    if not isinstance(row, dict) or not row.keys() | LATER >= set(NAMES):
         raise RunError("the result is damaged", where=str(folder.result), do="Delete it and run again.")
-    return row
+    return LATER | row
 
 
 def environment() -> dict[str, str]:

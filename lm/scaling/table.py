@@ -30,6 +30,7 @@ COLUMNS: tuple[Column, ...] = (
         commit="git commit of the code, 'unknown' outside a checkout",
         versions="python, jax, flax, numpy and optax versions, machine kind, devices and threads",
         corpus="fingerprint (sha256) of the training text",
+        mixture="of a mixture, as JSON: each corpus with its share, the tokens read of it and its epochs; else empty",
         tokenizer="fingerprint (sha256) of the tokenizer",
         evaluation="fingerprint (sha256) of the validation text that `loss` is measured on",
     ),
@@ -85,3 +86,6 @@ COLUMNS: tuple[Column, ...] = (
 )
 
 NAMES: tuple[str, ...] = tuple(column.name for column in COLUMNS)
+
+LATER: dict[str, str] = {"mixture": ""}
+"""Columns that came after rows had been written, with what those rows would say."""

@@ -2,17 +2,19 @@
 
 import dataclasses
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jax.sharding import Mesh
 
 from lm.base.errors import UsageError
 from lm.base.files import atomic
 from lm.data.sources import read_documents
 from lm.data.tokenizer import Tokenizer
 from lm.model.config import Positions
-from lm.model.score import Bos, Score, Scored, Stream, score_windows, sliding_windows, stream_of, summarise
+from lm.model.score import Bos, LogProbFn, Score, Scored, Stream, score_windows, sliding_windows, stream_of, summarise
 from lm.parallel.mesh import MeshConfig, make_mesh
 from lm.run.restore import LoadedModel
 from lm.train.validation import log_prob_fn, rows_at_once
@@ -29,9 +31,14 @@ class Evaluation:
 
 
 def evaluate(
-    run: LoadedModel, text: str, *, window: int | None = None, stride: int | None = None, separator: str | None = None
-) -> Evaluation:
-    """Scores a text file, folder or glob.
+    run: LoadedModel,
+    texts: Sequence[str],
+    *,
+    window: int | None = None,
+    stride: int | None = None,
+    separator: str | None = None,
+) -> dict[str, Evaluation]:
+    """Scores text files, folders or globs, each on its own, all of which are read first.
 
     Args:
       window: tokens of context at most; None: the model's context length. The whole text where that is shorter.
@@ -48,27 +55,56 @@ def evaluate(
     if model.positions is Positions.LEARNED and window > model.context_length:
         raise UsageError(f"{window} is longer than the model's {model.context_length} learned positions",
                          where="--window")  # fmt: skip
-    stream = _read(text, separator, run.tokenizer)
+    streams = {text: _read(text, separator, run.tokenizer) for text in texts}
+    mesh = make_mesh(MeshConfig())  # this machine's devices, whatever the run had
+    log_probs = log_prob_fn(model, mesh)
+    return {text: _evaluated(run, stream, window, stride, mesh, log_probs) for text, stream in streams.items()}
+
+
+def _evaluated(
+    run: LoadedModel, stream: Stream, window: int, stride: int, mesh: Mesh, log_probs: LogProbFn
+) -> Evaluation:
     starts = sliding_windows(len(stream.tokens), window, stride)
     window = min(window, len(stream.tokens) - 1)  # a longer one would be computed, and held in memory, for nothing
     stride = min(stride, window)
-    mesh = make_mesh(MeshConfig())  # this machine's devices, whatever the run had
     rows = min(rows_at_once(window, mesh), -(-len(starts) // mesh.size) * mesh.size)
-    mask = run.data.segment_mask
-    scored = score_windows(log_prob_fn(model, mesh), run.params, stream, starts, window, rows, mask)
+    scored = score_windows(log_probs, run.params, stream, starts, window, rows, run.data.segment_mask)
     if stream.bos is Bos.BEGIN:
         kept = stream.tokens[scored.indices] != run.tokenizer.bos_id
         scored = Scored(scored.indices[kept], scored.log_probs[kept])
     return Evaluation(summarise(scored, stream, window, stride), scored, stream, run.step)
 
 
-def as_dict(evaluation: Evaluation) -> dict[str, Any]:
-    """The score as JSON, with the step of the checkpoint."""
-    return {**dataclasses.asdict(evaluation.score), "bos": evaluation.score.bos.value, "step": evaluation.step}
+def as_dict(evaluations: Mapping[str, Evaluation]) -> dict[str, Any]:
+    """The score of a single text as JSON with the step of the checkpoint, or those of several by text."""
+    told = {
+        text: {**dataclasses.asdict(found.score), "bos": found.score.bos.value, "step": found.step}
+        for text, found in evaluations.items()
+    }
+    return told if len(told) > 1 else next(iter(told.values()))
 
 
-def as_text(evaluation: Evaluation) -> str:
-    """The score as lines for people."""
+def as_text(evaluations: Mapping[str, Evaluation]) -> str:
+    """The score of a single text as lines for people, or those of several as a table."""
+    return _table(evaluations) if len(evaluations) > 1 else _lines(next(iter(evaluations.values())))
+
+
+def _table(evaluations: Mapping[str, Evaluation]) -> str:
+    name = max(len(text) for text in evaluations)
+    head = f"{'text':{name}}  nats/token       ±  bits/byte       tokens        bytes  documents"
+    lines, made = [head], set()
+    for text, found in evaluations.items():
+        score = found.score
+        error, per_byte = ("-" if x is None else f"{x:.4f}" for x in (score.standard_error, score.bits_per_byte))
+        lines.append(
+            f"{text:{name}} {score.nats_per_token:11.4f} {error:>7} {per_byte:>10} {score.tokens:12,} "
+            f"{score.bytes:12,} {score.documents:10,}"
+        )
+        made.add(f"window {score.window} tokens, stride {score.stride}; BOS: {score.bos.value}")
+    return "\n".join([*lines, *sorted(made), f"checkpoint of step {found.step:,}"])
+
+
+def _lines(evaluation: Evaluation) -> str:
     score = evaluation.score
     clustered = f"± {score.standard_error:.4f}, clustered by document" if score.standard_error is not None else None
     per_byte = "undefined: no bytes" if score.bits_per_byte is None else f"{score.bits_per_byte:.4f}"

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from lm.base.config import build, content_hash, to_dict
+from lm.data.config import VALIDATION
 from lm.data.corpus import Corpus
 from lm.run.folder import MAY_CHANGE, RunFolder
 from lm.train.config import RunConfig
@@ -11,10 +12,10 @@ from lm.train.config import RunConfig
 def identity_of(config: RunConfig, corpus: Corpus) -> dict[str, str]:
     """Fingerprints by name: corpus, tokenizer, evaluation sets and, where there is one, the run started from."""
     identity = {
-        "corpus": corpus.train.fingerprint,
+        "corpus": corpus.fingerprint,
         "tokenizer": corpus.tokenizer.fingerprint,
-        "evaluation": corpus.validation.fingerprint,
-        **{f"evaluation/{name}": file.fingerprint for name, file in corpus.extra.items()},
+        "evaluation": corpus.evaluation,
+        **{f"evaluation/{name}": file.fingerprint for name, file in corpus.held_out.items() if name != VALIDATION},
     }
     if config.init_from is not None:
         source = RunFolder(Path(config.init_from)).read_config()
@@ -29,6 +30,6 @@ def cell_id(config: RunConfig, identity: dict[str, str]) -> str:
     values = to_dict(config, whole=False)
     for name in (*MAY_CHANGE, "init_from"):
         del values[name]
-    for name in ("corpus", "tokenizer", "separator", "validation_fraction", "extra_validation"):
-        del values["data"][name]
+    for name in ("corpus", "mixture", "tokenizer", "separator", "validation_fraction", "extra_validation"):
+        values["data"].pop(name, None)  # a field at a default that came later is not there
     return content_hash({"config": values, "identity": identity})

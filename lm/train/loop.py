@@ -17,6 +17,7 @@ from lm.base.files import is_remote
 from lm.base.progress import ConsoleHandler, bar, spoken
 from lm.base.signals import answering
 from lm.data.batches import Batches
+from lm.data.config import VALIDATION
 from lm.data.corpus import prepare
 from lm.data.tokenizer import load_tokenizer
 from lm.model.score import Score
@@ -93,7 +94,7 @@ def train(
         identity = identity_of(config, corpus)
         team.same("run", {"config": to_dict(config), "identity": identity})
         batches = Batches(
-            corpus.train,
+            corpus.parts,
             config.model.context_length,
             config.batch_size,
             config.data.seed,
@@ -188,7 +189,7 @@ def train(
                 raise Stopped
 
         # Result.
-        score = evaluate(config.steps, state["params"])["validation"]
+        score = evaluate(config.steps, state["params"])[VALIDATION]
         checkpoints.wait()
         row: dict[str, Any] = {}
         if team.first:

@@ -10,7 +10,9 @@ from typing import Any
 
 import jax
 
+from lm.data.batches import count_windows
 from lm.data.corpus import Corpus
+from lm.data.mixture import dealt
 from lm.model.accounting import Flops, count_parameters, step_flops
 from lm.model.score import Score
 from lm.parallel.peak import peak_flops
@@ -48,7 +50,7 @@ def result_row(
       skipped: updates left out.
     """
     model, counts, facts = config.model, count_parameters(config.model), environment()
-    tokens = config.steps * config.tokens_per_step
+    tokens, reads = config.steps * config.tokens_per_step, _reads(config, corpus)
     rates = list(_rates(folder.timing))
     rate = statistics.median(rates) if rates else tokens / wall_seconds
     peak = peak_flops(model.dtype.value)
@@ -60,6 +62,7 @@ def result_row(
         "commit": facts["commit"],
         "versions": versions(facts),
         **{name: identity[name] for name in ("corpus", "tokenizer", "evaluation")},
+        "mixture": json.dumps({read.name: read.told for read in reads}) if config.data.mixture else "",
         "context_length": model.context_length,
         **{f"params_{group.name}": getattr(counts, group.name) for group in dataclasses.fields(counts)},
         "params_total": counts.total,
@@ -72,7 +75,7 @@ def result_row(
         "d_ff": model.d_ff,
         "vocab_size": model.vocab_size,
         "tokens": tokens,
-        "tokens_unique": min(tokens, _epoch_tokens(config, corpus)),
+        "tokens_unique": sum(min(read.tokens, read.epoch_tokens) for read in reads),
         "tokens_per_step": config.tokens_per_step,
         "steps": config.steps,
         "accumulate": accumulate,
@@ -108,10 +111,27 @@ def _train_loss(config: RunConfig, folder: RunFolder) -> float:
     return statistics.fmean(losses, weights=steps)
 
 
-def _epoch_tokens(config: RunConfig, corpus: Corpus) -> int:
-    """Tokens predicted in one pass over the training windows."""
+@dataclasses.dataclass(frozen=True)
+class _Read:
+    """What a run has read of one corpus: tokens predicted, of so many in one pass over its windows."""
+
+    name: str
+    share: float
+    tokens: int
+    epoch_tokens: int
+
+    @property
+    def told(self) -> dict[str, float]:
+        return {"share": self.share, "tokens": self.tokens, "epochs": self.tokens / self.epoch_tokens}
+
+
+def _reads(config: RunConfig, corpus: Corpus) -> list[_Read]:
     length = config.model.context_length
-    return (corpus.train.tokens - 1) // length * length
+    rows = dealt([part.share for part in corpus.parts], config.steps * config.batch_size)
+    return [
+        _Read(part.name, float(part.share), count * length, count_windows(part.file, length) * length)
+        for part, count in zip(corpus.parts, rows, strict=True)
+    ]
 
 
 def _rates(timing: Path) -> Iterator[float]:

@@ -43,10 +43,10 @@ def documents_of(file: TokenFile, corpus: Corpus) -> list[str]:
 
 def test_the_stream_holds_every_document_between_ends(poems: str, tmp_path: Path) -> None:
     corpus = prepare(DataConfig(corpus=poems, validation_fraction=0.2), tmp_path / "cache")
-    train, held_out = documents_of(corpus.train, corpus), documents_of(corpus.validation, corpus)
+    train, held_out = documents_of(corpus.parts[0].file, corpus), documents_of(corpus.held_out["validation"], corpus)
     assert sorted(train + held_out) == sorted(POEMS)
     assert train == [text for text in POEMS if text in train]  # order is kept
-    for file, texts in ((corpus.train, train), (corpus.validation, held_out)):
+    for file, texts in ((corpus.parts[0].file, train), (corpus.held_out["validation"], held_out)):
         ids = file.array()
         assert ids.dtype == np.uint16
         assert ids[-1] == corpus.tokenizer.eos_id
@@ -70,8 +70,9 @@ def test_duplicates_never_straddle_the_split(
     except UsageError as error:
         assert "leaves no" in str(error)  # noqa: PT017 - both outcomes are right, a third is not
         return
-    assert not set(documents_of(corpus.train, corpus)) & set(documents_of(corpus.validation, corpus))
-    assert corpus.train.documents + corpus.validation.documents == len(documents)
+    train, held_out = corpus.parts[0].file, corpus.held_out["validation"]
+    assert not set(documents_of(train, corpus)) & set(documents_of(held_out, corpus))
+    assert train.documents + held_out.documents == len(documents)
 
 
 def test_adding_documents_moves_none_across_the_split(tmp_path: Path) -> None:
@@ -79,19 +80,19 @@ def test_adding_documents_moves_none_across_the_split(tmp_path: Path) -> None:
         DataConfig(corpus=write(tmp_path / "few.jsonl", POEMS[:100]), validation_fraction=0.3), tmp_path / "c"
     )
     all_ = prepare(DataConfig(corpus=write(tmp_path / "all.jsonl", POEMS), validation_fraction=0.3), tmp_path / "c")
-    assert set(few.validation.document_digests) <= set(all_.validation.document_digests)
-    assert set(few.train.document_digests) <= set(all_.train.document_digests)
+    assert set(few.held_out["validation"].document_digests) <= set(all_.held_out["validation"].document_digests)
+    assert set(few.parts[0].file.document_digests) <= set(all_.parts[0].file.document_digests)
 
 
 def test_the_second_preparation_reads_the_first_ones_files(poems: str, tmp_path: Path) -> None:
     config = DataConfig(corpus=poems)
     first = prepare(config, tmp_path / "cache")
-    stamp = first.train.path.stat().st_mtime_ns
+    stamp = first.parts[0].file.path.stat().st_mtime_ns
     Path(poems).touch()  # content names the cache, not time or place
     moved = Path(poems).rename(tmp_path / "moved.jsonl")
     again = prepare(DataConfig(corpus=str(moved)), tmp_path / "cache")
-    assert again.train.path == first.train.path
-    assert again.train.path.stat().st_mtime_ns == stamp
+    assert again.parts[0].file.path == first.parts[0].file.path
+    assert again.parts[0].file.path.stat().st_mtime_ns == stamp
     assert again.fingerprint == first.fingerprint
 
 
@@ -108,7 +109,7 @@ def test_whatever_changes_tokens_makes_other_files(poems: str, tmp_path: Path, c
         train_bpe(POEMS, 300, tmp_path / "t.json")
         other = DataConfig(corpus=poems, validation_fraction=0.2, tokenizer=str(tmp_path / "t.json"))
     after = prepare(other, tmp_path / "cache")
-    assert after.train.path != before.train.path
+    assert after.parts[0].file.path != before.parts[0].file.path
     # The fingerprint is of the text: the same text under another tokenizer is the same corpus.
     assert (after.fingerprint == before.fingerprint) == (change == "tokenizer")
 
@@ -117,7 +118,7 @@ def test_several_processes_prepare_at_once(poems: str, tmp_path: Path) -> None:
     program = (
         "import sys; from pathlib import Path\n"
         "from lm.data.config import DataConfig; from lm.data.corpus import prepare\n"
-        "print(prepare(DataConfig(corpus=sys.argv[1]), Path(sys.argv[2])).train.path)"
+        "print(prepare(DataConfig(corpus=sys.argv[1]), Path(sys.argv[2])).parts[0].file.path)"
     )
     command = [sys.executable, "-c", program, poems, str(tmp_path / "cache")]
     started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
@@ -147,13 +148,13 @@ def test_a_failure_in_the_middle_leaves_nothing(poems: str, tmp_path: Path, monk
 def test_extra_sets_are_tokenised_whole_and_apart(poems: str, tmp_path: Path) -> None:
     novel = write(tmp_path / "novel.jsonl", ["Chapter 1", "Chapter 2"])
     corpus = prepare(DataConfig(corpus=poems, extra_validation={"novel": novel}), tmp_path / "cache")
-    assert documents_of(corpus.extra["novel"], corpus) == ["Chapter 1", "Chapter 2"]
+    assert documents_of(corpus.held_out["novel"], corpus) == ["Chapter 1", "Chapter 2"]
     only = prepare(
         DataConfig(corpus=poems, validation_fraction=0, extra_validation={"novel": novel}), tmp_path / "cache"
     )
-    assert documents_of(only.train, only) == POEMS
-    assert documents_of(only.validation, only) == ["Chapter 1", "Chapter 2"]
-    assert only.extra == {}
+    assert documents_of(only.parts[0].file, only) == POEMS
+    assert documents_of(only.held_out["validation"], only) == ["Chapter 1", "Chapter 2"]
+    assert set(only.held_out) == {"validation"}
 
 
 def test_an_extra_set_that_was_trained_on_is_refused(poems: str, tmp_path: Path) -> None:
@@ -172,7 +173,7 @@ def test_a_split_with_an_empty_side_says_how_to_mend_it(tmp_path: Path) -> None:
         prepare(several, tmp_path / "cache")
     advised = float(str(caught.value).split("(validation_fraction ")[1].split()[0])
     corpus = prepare(DataConfig(corpus=str(one), separator=r"\n\n", validation_fraction=advised), tmp_path / "cache")
-    assert corpus.validation.documents >= 1
+    assert corpus.held_out["validation"].documents >= 1
 
 
 def test_empty_text_and_bad_requests_are_refused(poems: str, tmp_path: Path) -> None:
@@ -195,7 +196,8 @@ def test_a_tokenised_folder_is_opened_with_its_own_tokenizer_and_split_only(poem
     tokenize([poems], out, bpe_vocabulary=300, validation_fraction=0.2)
     right = DataConfig(corpus=str(out), tokenizer=str(out / "tokenizer.json"), validation_fraction=0.2)
     corpus = prepare(right, tmp_path / "cache")
-    assert sorted(documents_of(corpus.train, corpus) + documents_of(corpus.validation, corpus)) == sorted(POEMS)
+    train, held_out = corpus.parts[0].file, corpus.held_out["validation"]
+    assert sorted(documents_of(train, corpus) + documents_of(held_out, corpus)) == sorted(POEMS)
     assert not (tmp_path / "cache").exists()
     with pytest.raises(UsageError, match=r"another tokenizer than 'bytes'.*Set data\.tokenizer=.*tokenizer\.json"):
         prepare(DataConfig(corpus=str(out), validation_fraction=0.2), tmp_path / "cache")
@@ -212,7 +214,7 @@ def test_a_bpe_is_trained_on_training_documents_only_and_twice_alike(tmp_path: P
     words = [f"{text} {'qzx' * 40}" if n % 3 == 0 else text for n, text in enumerate(POEMS)]
     held_out = prepare(
         DataConfig(corpus=write(tmp_path / "a.jsonl", words), validation_fraction=0.2), tmp_path / "cache"
-    ).validation
+    ).held_out["validation"]
     # The same training documents, other validation documents: the tokenizer must not see the difference.
     kept = [text for text in words if corpus_module._position(text) >= 0.2]
     assert len(kept) + held_out.documents == len(words)
@@ -283,7 +285,7 @@ def test_a_place_that_cannot_be_written_is_said(poems: str, tmp_path: Path) -> N
 
 
 def test_a_token_file_pickles_as_its_path(poems: str, tmp_path: Path) -> None:
-    file = prepare(DataConfig(corpus=poems), tmp_path / "cache").train
+    file = prepare(DataConfig(corpus=poems), tmp_path / "cache").parts[0].file
     file.array()
     content = pickle.dumps(file)
     assert len(content) < 500
@@ -293,7 +295,7 @@ def test_a_token_file_pickles_as_its_path(poems: str, tmp_path: Path) -> None:
 def test_large_vocabularies_take_four_bytes(poems: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = load_tokenizer("bytes")
     monkeypatch.setattr(type(tokenizer), "vocab_size", 65_537)
-    file = prepare(DataConfig(corpus=poems), tmp_path / "cache").train
+    file = prepare(DataConfig(corpus=poems), tmp_path / "cache").parts[0].file
     assert file.array().dtype == np.uint32
     assert file.path.stat().st_size == 4 * file.tokens
 

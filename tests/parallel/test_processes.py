@@ -61,7 +61,7 @@ def test_two_processes_train_the_run_of_one_on_its_very_batches(tmp_path, comman
     assert run.codes() == [0, 0], run.said()
     assert_the_same_run(tmp_path / "run", alone)
     config = build(RunConfig, load_file(str(tmp_path / "run" / "config.json")))
-    text = prepare(config.data, Path(command[command.index("--cache") + 1])).train
+    text = prepare(config.data, Path(command[command.index("--cache") + 1])).parts[0].file
     batches = Batches(text, config.model.context_length, config.batch_size, config.data.seed)
     assert_same_batches(tmp_path / "kept", batches, CHANGES["steps"])
     first, second = run.said()

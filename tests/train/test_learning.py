@@ -22,7 +22,7 @@ def test_real_text_is_predicted_better_than_by_its_byte_frequencies(tmp_path):
         "optimizer.warmup_steps=20",
     )  # fmt: skip
     row = train(config, tmp_path / "run")
-    tokens = prepare(config.data, tmp_path / "run" / "data").validation.array()
+    tokens = prepare(config.data, tmp_path / "run" / "data").held_out["validation"].array()
     counts = collections.Counter(tokens.tolist())
     entropy = -sum(count / len(tokens) * math.log(count / len(tokens)) for count in counts.values())
     assert 2.5 < entropy < 4  # nats a byte of source code
