@@ -84,9 +84,10 @@ def compile_ahead(lowered: jax.stages.Lowered, arguments: int) -> Program:
         used, limit = needed
         return Program("", arguments, max(used - arguments, 0), 0, used - limit)
     memory: Any = compiled.memory_analysis()
-    fresh = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    # Its temp_size_in_bytes would count what lies elsewhere than in HBM too: the sum can exceed what a chip has.
+    temporaries = memory.peak_memory_in_bytes - memory.argument_size_in_bytes
     code = memory.generated_code_size_in_bytes
-    return Program(compiled.as_text() or "", memory.argument_size_in_bytes, memory.temp_size_in_bytes + fresh, code, 0)
+    return Program(compiled.as_text() or "", memory.argument_size_in_bytes, temporaries, code, 0)
 
 
 def exceeded(message: str) -> tuple[int, int] | None:
