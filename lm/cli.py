@@ -102,14 +102,16 @@ def _train(parser: argparse.ArgumentParser) -> Runner:
     _several(parser)
 
     def run(args: argparse.Namespace) -> None:
-        from lm.base.config import build, load_file, override
-        from lm.train.config import RunConfig
-        from lm.train.loop import train
+        from lm.base.config import load_file, override
+        from lm.train import counting
+        from lm.train.config import build_run
 
         given = [f"init_from={args.init_from}"] if args.init_from else []
-        config = override(build(RunConfig, load_file(args.config)), [*args.overrides, *given])
+        config = override(build_run(load_file(args.config)), [*args.overrides, *given])
         with _team(args) as team:
-            row = train(config, args.workdir, cache=args.cache, profile=args.profile, wandb=args.wandb, team=team)
+            row = counting.run(
+                config, args.workdir, cache=args.cache, profile=args.profile, wandb=args.wandb, team=team
+            )
             if team.first:
                 print(
                     f"loss {row['loss']:.4f} nats/token, {row['bits_per_byte']:.4f} bits/byte after "
@@ -367,13 +369,17 @@ def _count(parser: argparse.ArgumentParser) -> Runner:
     parser.add_argument("--check", action="store_true", help="also sum over the products of the traced training step")
 
     def run(args: argparse.Namespace) -> None:
-        from lm.base.config import build, load_file, override
+        from lm.base.config import load_file, override
+        from lm.model.config import ModelConfig
         from lm.model.count import as_text, costs, traced_flops_per_token
-        from lm.train.config import RunConfig
+        from lm.train.config import build_run
 
-        config = override(build(RunConfig, load_file(args.config)), args.overrides)
+        config = override(build_run(load_file(args.config)), args.overrides)
         counted = costs(config.model, config.steps * config.tokens_per_step)
         if args.check:
+            if not isinstance(config.model, ModelConfig):
+                raise UsageError("traces a training step, and this run only counts", where="--check",
+                                 do="Leave it out.")  # fmt: skip
             counted["traced_flops_per_token"] = traced_flops_per_token(config.model)
         print(json.dumps(counted, indent=2) if args.json else as_text(counted))
 
@@ -415,7 +421,7 @@ def _eval(parser: argparse.ArgumentParser) -> Runner:
 
     def run(args: argparse.Namespace) -> None:
         from lm.base.files import refuse_target
-        from lm.run.restore import load_model
+        from lm.run.restore import load
         from lm.train.evaluate import as_dict, as_text, evaluate, write_per_token
 
         if args.harness:
@@ -426,7 +432,7 @@ def _eval(parser: argparse.ArgumentParser) -> Runner:
             if len(args.text) > 1:
                 raise UsageError("is of one text", where="--per-token", do="Pass one --text.")
         with _team(args) as team:
-            loaded = load_model(args.checkpoint, team)
+            loaded = load(args.checkpoint, team)
             found = evaluate(loaded, args.text, window=args.window, stride=args.stride, separator=args.separator)
             if not team.first:
                 return

@@ -13,6 +13,7 @@ from lm.base.files import atomic, refuse_target
 from lm.decode.ask import full_of, parts
 from lm.decode.clock import Clock
 from lm.decode.constrain import Constraint
+from lm.decode.counting import CountingDecoder, counted_of
 from lm.decode.generate import Decoder, stream
 from lm.decode.methods import Answer, Method, Sampling, method_of
 from lm.decode.request import MAX_TOKENS, Full, Request
@@ -21,7 +22,7 @@ from lm.decode.strategy import as_json
 from lm.decode.text import Printer
 from lm.model.config import CacheDtype
 from lm.run.record import environment
-from lm.run.restore import LoadedModel, load_model
+from lm.run.restore import LoadedCounts, LoadedModel, load
 
 TOKENS_SHOWN_AT_ONCE = 4  # each look at the answer costs a turn of the host
 
@@ -41,8 +42,12 @@ def generate(args: argparse.Namespace) -> None:
         raise UsageError("--json prints the lines that --out writes", do="Pass one of the two.")
     if args.out:
         refuse_target(args.out)
-    loaded = load_model(args.checkpoint)
-    decoder = Decoder(loaded.model, loaded.params, loaded.tokenizer, cache_dtype=CacheDtype(args.cache))
+    loaded = load(args.checkpoint)
+    decoder: Decoder | CountingDecoder
+    if isinstance(loaded, LoadedCounts):
+        decoder = CountingDecoder(loaded.params, loaded.tokenizer)
+    else:
+        decoder = Decoder(loaded.model, loaded.params, loaded.tokenizer, cache_dtype=CacheDtype(args.cache))
     request = Request(
         max_tokens=MAX_TOKENS if args.max_tokens is None else args.max_tokens,
         steps=settings.steps(loaded.model.vocab_size),
@@ -53,7 +58,11 @@ def generate(args: argparse.Namespace) -> None:
         samples=args.n if args.best_of is None else args.best_of,
         constraint=constraint_of(args),
     )
-    method = method_of(args, settings, decoder, request)
+    method: Method
+    if isinstance(decoder, CountingDecoder):
+        method = counted_of(args, decoder, request)
+    else:
+        method = method_of(args, settings, decoder, request)
     effective = {**effective_settings(args.checkpoint, loaded, decoder, request), **method.settings()}
     print(f"settings: {json.dumps(effective, allow_nan=False)}", file=sys.stderr)
     found = samples(method, decoder, prompts, request, args.batch_size)
@@ -66,7 +75,7 @@ def generate(args: argparse.Namespace) -> None:
         for sample in found:
             _show(json.dumps(sample, allow_nan=False) + "\n")
     elif isinstance(method, Sampling) and len(prompts) * request.samples == 1:
-        _show_as_it_comes(decoder, prompts[0], request, method.clock)
+        _show_as_it_comes(method.decoder, prompts[0], request, method.clock)
     else:
         for sample in found:
             score = f", score {sample['score']:.4f}" if "score" in sample else ""
@@ -113,7 +122,9 @@ def read_prompts(path: Path) -> list[str]:
     return [_prompt_of(line, f"{path}:{number}") for number, line in numbered]
 
 
-def effective_settings(run: Path, loaded: LoadedModel, decoder: Decoder, request: Request) -> dict[str, Any]:
+def effective_settings(
+    run: Path, loaded: LoadedModel | LoadedCounts, decoder: Decoder | CountingDecoder, request: Request
+) -> dict[str, Any]:
     """All that an answer depends on beside its prompt, as it is saved with samples."""
     return {
         "checkpoint": str(run),
@@ -131,7 +142,7 @@ def effective_settings(run: Path, loaded: LoadedModel, decoder: Decoder, request
 
 
 def samples(
-    method: Method, decoder: Decoder, prompts: list[str], request: Request, batch_size: int
+    method: Method, decoder: Decoder | CountingDecoder, prompts: list[str], request: Request, batch_size: int
 ) -> Iterator[dict[str, Any]]:
     """One answer after the other, as it is saved.
 

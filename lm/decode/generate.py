@@ -87,12 +87,7 @@ class Decoder:
         Raises:
           UsageError: a text that is not Unicode.
         """
-        for row, prompt in enumerate(prompts):
-            if isinstance(prompt, str) and any("\ud800" <= character <= "\udfff" for character in prompt):
-                raise UsageError(f"prompt {row} is not Unicode", where="prompts", do="Pass UTF-8.")
-        texts = iter(self.tokenizer.encode_batch([prompt for prompt in prompts if isinstance(prompt, str)]))
-        begin = np.array([self.tokenizer.bos_id])
-        return [np.concatenate([begin, next(texts)]) if isinstance(prompt, str) else prompt for prompt in prompts]
+        return encoded(prompts, self.tokenizer)
 
     def check(self, prompts: Sequence[np.ndarray], request: Request) -> None:
         """Refuses prompts (ids, an array a row) that `prefill` would refuse: all of a long list before its first part.
@@ -216,13 +211,9 @@ class Decoder:
         arrays = jax.device_get((state.token_BG, state.raw_BG, state.processed_BG, state.taken_B, state.finish_B))
         found = []
         for row, (tokens, raw, processed, length, finish) in enumerate(zip(*arrays, strict=True)):
-            _check_numbers(row, raw[:length], processed[:length])
-            text = self.tokenizer.decode(tokens[:length])
-            if (cut := first_stop(text, stops)) is not None:
-                while first_stop(self.tokenizer.decode(tokens[: length - 1]), stops) is not None:
-                    length -= 1
-                text, finish = text[:cut], Finish.STOP
-            found.append(Completion(tokens[:length], raw[:length], processed[:length], text, Finish(int(finish))))
+            check_numbers(row, raw[:length], processed[:length])
+            whole = Completion(tokens[:length], raw[:length], processed[:length], b"", Finish(int(finish)))
+            found.append(with_text(whole, self.tokenizer, stops))
         return found
 
     def _prefill(self, prompts: Sequence[np.ndarray], cache: Cache, request: Request, *, fresh: bool) -> Prefilled:
@@ -330,7 +321,30 @@ def _fresh(session: Session) -> Session:
     return session
 
 
-def _check_numbers(row: int, raw: np.ndarray, processed: np.ndarray) -> None:
+def encoded(prompts: Sequence[Prompt], tokenizer: Tokenizer) -> list[np.ndarray]:
+    """Ids of prompts: see `Decoder.encode`."""
+    for row, prompt in enumerate(prompts):
+        if isinstance(prompt, str) and any("\ud800" <= character <= "\udfff" for character in prompt):
+            raise UsageError(f"prompt {row} is not Unicode", where="prompts", do="Pass UTF-8.")
+    texts = iter(tokenizer.encode_batch([prompt for prompt in prompts if isinstance(prompt, str)]))
+    begin = np.array([tokenizer.bos_id])
+    return [np.concatenate([begin, next(texts)]) if isinstance(prompt, str) else prompt for prompt in prompts]
+
+
+def with_text(answer: Completion, tokenizer: Tokenizer, stops: Sequence[bytes]) -> Completion:
+    """An answer with the text of its tokens; where that holds a stop string, it ends with the token that ended it."""
+    tokens, length = answer.tokens, len(answer.tokens)
+    text = tokenizer.decode(tokens)
+    if (cut := first_stop(text, stops)) is None:
+        return dataclasses.replace(answer, text=text)
+    while first_stop(tokenizer.decode(tokens[: length - 1]), stops) is not None:
+        length -= 1
+    log_probs, after = answer.log_probs[:length], answer.strategy_log_probs[:length]
+    return Completion(tokens[:length], log_probs, after, text[:cut], Finish.STOP)
+
+
+def check_numbers(row: int, raw: np.ndarray, processed: np.ndarray) -> None:
+    """Raises a RunError where a log-probability is not a number: under the model, or under the strategy."""
     if np.isnan(raw).any():
         raise RunError(f"the logits before token {int(np.argmax(np.isnan(raw)))} of answer {row} are not numbers",
                        do="The parameters are not usable: take an earlier checkpoint.")  # fmt: skip

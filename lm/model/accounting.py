@@ -74,6 +74,8 @@ def group_of(path: tuple[str, ...]) -> Group:
     match path:
         case ("embedding",):
             return Group.EMBEDDING
+        case ("patches", "kernel"):
+            return Group.EMBEDDING
         case ("position", "embedding"):
             return Group.POSITION
         case ("head",):
@@ -92,7 +94,7 @@ def count_parameters(config: ModelConfig, *, active: bool = False) -> ParameterC
     around = 2 if config.norm_placement is NormPlacement.SANDWICH else 1  # a sublayer
     norms = around if config.parallel_block or config.feed_forward is FeedForward.NONE else 2 * around
     return ParameterCounts(
-        embedding=config.vocab_size * D,
+        embedding=(config.vocab_size + (config.patch_width or 0)) * D,
         position=config.context_length * D if config.positions is Positions.LEARNED else 0,
         head=0 if config.tied_embedding else D * config.vocab_size,
         matrices=L * _layer_matrices(config, active),
@@ -101,7 +103,7 @@ def count_parameters(config: ModelConfig, *, active: bool = False) -> ParameterC
 
 
 def flops_per_token(config: ModelConfig, convention: Flops) -> int:
-    """FLOPs of training on one token of a full window, forward and backward (three times forward).
+    """FLOPs of training on one token of a full window, forward and backward (three times forward, patches twice).
 
     A layer's attention in a sliding window is rounded to a whole FLOP under MATMUL; MATMUL_FULL has all T x T, as it is
     computed.
@@ -118,7 +120,13 @@ def flops_per_token(config: ModelConfig, convention: Flops) -> int:
     # A score and its share of the sum are 2C each.
     attention = sum(round(4 * config.n_head * config.head_width * seen) for seen in keys)
     head = 2 * config.d_model * config.vocab_size
-    return 3 * (head + config.n_layer * 2 * _layer_matrices(config, active=True) + attention)
+    matrices = config.n_layer * 2 * _layer_matrices(config, active=True)
+    return 3 * (head + matrices + attention) + patch_flops(config)
+
+
+def patch_flops(config: ModelConfig) -> int:
+    """FLOPs a place of mapping patches, which all places are computed with; pixels are not differentiated."""
+    return 2 * 2 * (config.patch_width or 0) * config.d_model
 
 
 def causal_keys(config: ModelConfig) -> list[Fraction]:

@@ -193,13 +193,14 @@ class ModelConfig:
     experts: Experts | None = dataclasses.field(default=None, metadata=LATER)
     width_scaling: WidthScaling | None = dataclasses.field(default=None, metadata=LATER)
     mixer: Mixer = dataclasses.field(default=Mixer.ATTENTION, metadata=LATER)
+    patch_width: int | None = dataclasses.field(default=None, metadata=LATER)  # numbers that may replace a token
 
     def __post_init__(self) -> None:
         wide = () if self.feed_forward is FeedForward.NONE else ("d_ff",)
         for name in ("vocab_size", "context_length", "n_layer", "d_model", "n_head", *wide):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} is {getattr(self, name)}; it must be positive", where="config.model")
-        for name in ("n_kv_head", "d_head", "window"):
+        for name in ("n_kv_head", "d_head", "window", "patch_width"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{name} is {value}; it must be positive", where="config.model")

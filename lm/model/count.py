@@ -18,6 +18,7 @@ from lm.model.accounting import (
     step_flops,
 )
 from lm.model.config import ModelConfig, Remat
+from lm.model.counting import Counting
 from lm.model.score import token_log_probs
 from lm.model.transformer import Transformer, abstract_variables
 
@@ -33,10 +34,20 @@ _CONVENTIONS = {
     "recurrent layers keep float32 states at any length, a token adds nothing",
     "run_flops": "tokens of the whole run x flops_per_token",
 }
+_COUNTING_CONVENTIONS = {
+    "parameters": "stored counts, one for each different n-gram seen: at most V^k and at most one a token of the run, "
+    "level 1 all V; how many there are is known once the text is counted: params_total of result.json; active = the "
+    "counts that the probability of one token is made of, one an order",
+    "flops_per_token": "every convention counts products, of which there are none: tables are looked up",
+    "cache_bytes": "the order - 1 newest tokens, int32, whatever the context",
+    "run_flops": "none",
+}
 
 
-def costs(config: ModelConfig, tokens: int) -> dict[str, Any]:
+def costs(config: ModelConfig | Counting, tokens: int) -> dict[str, Any]:
     """All counts of a model that is trained on `tokens` tokens, as JSON-able integers with their conventions."""
+    if isinstance(config, Counting):
+        return _counting_costs(config, tokens)
     counts, active = count_parameters(config), count_parameters(config, active=True)
     T = config.context_length
     kept = {"float32": CACHE_NUMBERS["float32"]} if config.mixer.recurrent else CACHE_NUMBERS
@@ -60,15 +71,30 @@ def costs(config: ModelConfig, tokens: int) -> dict[str, Any]:
     }
 
 
+def _counting_costs(config: Counting, tokens: int) -> dict[str, Any]:
+    V, orders = config.vocab_size, range(1, config.order + 1)
+    most = {f"order_{k}": V if k == 1 else min(V**k, tokens) for k in orders}
+    none = {convention.value: 0 for convention in Flops}
+    return {
+        "parameters": most | {"total": sum(most.values()), "active": config.order},
+        "flops_per_token": none | {"kaplan_forward": 0},
+        "cache_bytes": {"int32": {"per_token": 0, "at_context": 4 * max(0, config.order - 1)}},
+        "context_length": config.context_length,
+        "tokens": tokens,
+        "run_flops": none,
+        "conventions": _COUNTING_CONVENTIONS,
+    }
+
+
 def as_text(counted: dict[str, Any]) -> str:
     """`costs` as aligned lines for people."""
-    lines = []
+    lines, conventions = [], counted["conventions"]
     for title in ("parameters", "flops_per_token", "run_flops"):
-        lines += _wrapped(f"{title.replace('_', ' ')}: {_CONVENTIONS[title]}", "")
+        lines += _wrapped(f"{title.replace('_', ' ')}: {conventions[title]}", "")
         for name, value in counted[title].items():
-            lines += _wrapped(f"  {name:18}{value:>30,}  {_CONVENTIONS.get(name, '')}", " " * 52)
+            lines += _wrapped(f"  {name:18}{value:>30,}  {conventions.get(name, '')}", " " * 52)
         lines.append("")
-    lines += _wrapped(f"cache bytes: {_CONVENTIONS['cache_bytes']}", "")
+    lines += _wrapped(f"cache bytes: {conventions['cache_bytes']}", "")
     context = f"at {counted['context_length']:,} tokens"
     lines += [
         f"  {name:18}{size['per_token']:>15,} a token {size['at_context']:>18,} {context}"
@@ -88,12 +114,15 @@ def traced_flops_per_token(config: ModelConfig) -> int:
     """
     model = Transformer(dataclasses.replace(config, remat=Remat.NONE))
     tokens_BT = jax.ShapeDtypeStruct((1, config.context_length), jnp.int32)
+    width = config.patch_width
+    patches_BTP = None if width is None else jax.ShapeDtypeStruct((*tokens_BT.shape, width), jnp.float32)
     params = nn.unbox(abstract_variables(config))
 
-    def loss(params: Any, inputs_BT: jax.Array, targets_BT: jax.Array) -> jax.Array:
-        return -jnp.mean(token_log_probs(jnp.asarray(model.apply(params, inputs_BT)), targets_BT))
+    def loss(params: Any, inputs_BT: jax.Array, targets_BT: jax.Array, patches_BTP: jax.Array | None) -> jax.Array:
+        logits_BTV = jnp.asarray(model.apply(params, inputs_BT, None, patches_BTP))
+        return -jnp.mean(token_log_probs(logits_BTV, targets_BT))
 
-    jaxpr = jax.make_jaxpr(jax.value_and_grad(loss))(params, tokens_BT, tokens_BT)
+    jaxpr = jax.make_jaxpr(jax.value_and_grad(loss))(params, tokens_BT, tokens_BT, patches_BTP)
     return jaxpr_dot_flops(jaxpr) // config.context_length
 
 

@@ -5,7 +5,7 @@ Counts are of products only, as there; bytes are the least that memory must carr
 
 import dataclasses
 
-from lm.model.accounting import Flops, causal_keys, count_parameters, flops_per_token
+from lm.model.accounting import Flops, causal_keys, count_parameters, flops_per_token, patch_flops
 from lm.model.config import Dtype, FeedForward, Mixer, ModelConfig, NormPlacement, Remat
 
 
@@ -25,7 +25,8 @@ def executed_flops_per_token(config: ModelConfig, attention: Products) -> float:
     added to the residual stream: the backward pass does not need them.
     """
     head = 2 * config.d_model * config.vocab_size
-    counted = flops_per_token(config, Flops.MATMUL if attention.causal else Flops.MATMUL_FULL) / 3 - head
+    convention = Flops.MATMUL if attention.causal else Flops.MATMUL_FULL
+    counted = (flops_per_token(config, convention) - patch_flops(config)) / 3 - head
     pair = _attention_flops(config, attention)  # of the two products, all layers
     matrices = counted - pair
     added = 1 if config.experts is None else config.experts.shared  # chosen experts' results also weigh their gradients
@@ -37,7 +38,7 @@ def executed_flops_per_token(config: ModelConfig, attention: Products) -> float:
             unneeded += config.d_model * config.n_head * config.head_width
     again = matrices - 2 * config.n_layer * unneeded if config.remat is Remat.FULL else 0
     passes = 1 + attention.backward / 2 + (config.remat is not Remat.NONE)
-    return 3 * (head + matrices) + again + pair * passes
+    return 3 * (head + matrices) + again + pair * passes + patch_flops(config)
 
 
 def least_traffic(config: ModelConfig, tokens: int, weight_shards: int, microbatches: int) -> int:

@@ -186,7 +186,7 @@ def summarise(scored: Scored, stream: Stream, window: int, stride: int) -> Score
     if not np.all(np.isfinite(losses)):
         bad = int(np.flatnonzero(~np.isfinite(losses))[0])
         raise RunError(f"the log-probability of token {scored.indices[bad]} is {scored.log_probs[bad]}",
-                       do="The parameters are not usable: take an earlier checkpoint.")  # fmt: skip
+                       do="Take an earlier checkpoint; of counts, set a pseudocount above 0 or none.")  # fmt: skip
     mean = float(np.mean(losses))
     # The input before a target says which document it is predicted in: an end-of-text target ends its own document.
     document = np.searchsorted(stream.document_starts, scored.indices - 1, side="right")

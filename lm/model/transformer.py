@@ -2,8 +2,9 @@
 
 Parameters are float32 and stacked over layers. Their logical axis names are `vocab`, `embed`, `position`, `heads`,
 `kv_heads`, `head` (the components of one head), `hidden` (those of a recurrent state), `gates`, `mlp`, `experts`,
-`norm` (scales) and `layers`; activations are constrained by `batch`, `lookup` (rows out of a table), `sequence`, `keys`
-(positions that are attended to), `embed`, `heads`, `kv_heads`, `head`, `hidden`, `gates`, `mlp` and `vocab`.
+`norm` (scales), `patch` and `layers`; activations are constrained by `batch`, `lookup` (rows out of a table),
+`sequence`, `keys` (positions that are attended to), `embed`, `heads`, `kv_heads`, `head`, `hidden`, `gates`, `mlp` and
+`vocab`.
 Which of them is sharded over which devices is not known here: without rules and a mesh (`lm.parallel.rules.sharded`)
 the names mean nothing.
 """
@@ -21,6 +22,7 @@ from lm.model.block import RESIDUAL, Block, stack
 from lm.model.cache import EMPTY, Cache, Memory, recall
 from lm.model.config import ModelConfig, NormPlacement, Positions
 from lm.model.layers import Normalise, normal, softcapped
+from lm.model.patches import Patches
 from lm.model.positions import LearnedPositions, document_positions, rotation, sinusoids
 from lm.model.recurrent import Course
 
@@ -39,14 +41,17 @@ class Transformer(nn.Module):
     unstacked: bool = False
     attention: Attention = Plain()
 
-    def __call__(self, tokens_BT: jax.Array, segments_BT: jax.Array | None = None) -> jax.Array:
+    def __call__(
+        self, tokens_BT: jax.Array, segments_BT: jax.Array | None = None, patches_BTP: jax.Array | None = None
+    ) -> jax.Array:
         """The logits of whole rows, float32 [B, T, V].
 
         `segments_BT` holds the document id of each position (int32, non-decreasing along T): attention then stays
         inside a document and positions restart at each document's first token. Without it the row is one document.
+        `patches_BTP` holds the numbers of those places whose token is `lm.model.patches.PATCH`.
 
         Raises:
-          UsageError: a row longer than the table of learned positions.
+          UsageError: a row longer than the table of learned positions, or patches of another width than the model's.
         """
         config, length = self.config, tokens_BT.shape[1]
         if config.positions is Positions.LEARNED and length > config.context_length:
@@ -64,7 +69,7 @@ class Transformer(nn.Module):
             seen = (Course() if segments_BT is None else Course(begins_BT=position_BT == 0),)
         else:
             seen = tuple(self.attention.sees(length, segments_BT, window) for window in config.window_kinds)
-        logits_BTV, _ = self._through(tokens_BT, position_BT, seen, None)
+        logits_BTV, _ = self._through(tokens_BT, position_BT, seen, None, patches_BTP=patches_BTP)
         return logits_BTV
 
     def extend(
@@ -100,6 +105,7 @@ class Transformer(nn.Module):
         seen: tuple[Any, ...],
         memory: Memory | None,
         last: int | None = None,
+        patches_BTP: jax.Array | None = None,
     ) -> tuple[jax.Array, Memory | None]:
         config, dtype = self.config, self.config.dtype.value
         table_VD = self.param(
@@ -108,6 +114,7 @@ class Transformer(nn.Module):
         x_BTD = jnp.take(table_VD, tokens_BT, axis=0).astype(dtype)
         if config.embedding_scale is not None:
             x_BTD = x_BTD * config.embedding_scale
+        x_BTD = Patches(config, name="patches")(x_BTD, tokens_BT, patches_BTP)
         turn = None
         if config.positions is Positions.LEARNED:
             table = LearnedPositions(config.context_length, config.d_model, config.init_scale, dtype, name="position")

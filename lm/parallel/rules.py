@@ -25,7 +25,7 @@ LOGICAL = (
     *("batch", "lookup", "sequence", "keys"),  # rows, those out of a table, positions that predict or are attended to
     *("embed", "norm", "mlp", "heads", "kv_heads", "head"),  # widths: of matrices, of scales, of one head
     *("hidden", "gates"),  # the width of a recurrent state, and what is computed as often
-    *("vocab", "position", "experts", "layers"),
+    *("vocab", "position", "experts", "patch", "layers"),
 )
 
 

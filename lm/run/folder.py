@@ -126,7 +126,8 @@ def _refuse_changes(folder: RunFolder, config: Any, identity: dict[str, str] | N
     recorded = folder.read_config()
     then = recorded["config"]
     if dataclasses.is_dataclass(config):  # a field that came after the folder had its default there
-        then = to_dict(build(type(config), then, str(folder.config)))
+        with contextlib.suppress(UsageError):  # a run of another kind differs in what it has
+            then = to_dict(build(type(config), then, str(folder.config)))
     changed = differences(_numbers(then), _numbers(to_dict(config)), "config")
     if identity is not None:
         changed += differences(recorded["identity"], identity, "identity")

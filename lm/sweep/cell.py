@@ -15,8 +15,8 @@ from lm.base.errors import LmError
 from lm.base.freed import keep_freed_memory
 from lm.parallel.launcher import find
 from lm.parallel.processes import joined
-from lm.train.config import RunConfig
-from lm.train.loop import train
+from lm.train.config import build_run
+from lm.train.counting import run
 from lm.train.result import Labels
 
 _PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
@@ -51,9 +51,9 @@ def carry_out(order: Order) -> int:
     """Trains the cell; returns what `lm train` would."""
     keep_freed_memory()
     try:
-        config, labels = build(RunConfig, order.config), Labels(**order.labels)
+        config, labels = build_run(order.config), Labels(**order.labels)
         with joined(find()) as team:
-            train(config, order.workdir, cache=order.cache, labels=labels, team=team)
+            run(config, order.workdir, cache=order.cache, labels=labels, team=team)
     except LmError as error:
         print(error, file=sys.stderr)
         return error.exit_code

@@ -19,18 +19,22 @@ from lm.model.accounting import Flops, count_parameters, step_flops
 from lm.scaling.fitting.objective import objective_named
 from lm.scaling.laws import law_named
 from lm.scaling.table import NAMES
-from lm.train.config import RunConfig
+from lm.train.config import AnyRun, CountingRun, RunConfig, build_run, counts
 
 Point = dict[str, Any]
 
 
 class Role(enum.StrEnum):
-    """What a cell is for; the fit reads `fit` and `repeat`, and the largest run is held out of it."""
+    """What a cell is for; the fit reads `fit` and `repeat`, and the largest run is held out of it.
+
+    A baseline stands in the table beside the others, for comparison at equal data.
+    """
 
     TUNE = "tune"
     FIT = "fit"
     HOLDOUT = "holdout"
     REPEAT = "repeat"
+    BASELINE = "baseline"
 
 
 FITTED = (Role.FIT, Role.REPEAT)
@@ -61,14 +65,18 @@ class Cell:
         if not 0 <= self.warmup < 1:
             raise UsageError(f"warmup is {self.warmup}; it is a share of the steps", where="ladder.cells")
 
-    def config(self, base: RunConfig) -> RunConfig:
+    def config(self, base: RunConfig) -> AnyRun:
         """The whole run: `base`, overridden, with steps (at least one) and warm-up for the cell's length.
 
+        An override of `model` as a whole may make it a counting one; what that has not is left out of `base`.
+
         Raises:
-          UsageError: an override names no leaf of a run.
+          UsageError: an override names no leaf of a run; or counting in a role or of a length that is not for it.
         """
         config = _overridden(base, self.overrides)
         per_step = config.tokens_per_step
+        if isinstance(config, CountingRun):
+            return self._counting(config)
         if self.budget is not None:
             steps = self.budget / step_flops(config.model, per_step, self.flops)
         elif self.tokens is not None:
@@ -80,6 +88,18 @@ class Cell:
         steps = max(1, round(steps))
         warmup = max(1, round(self.warmup * steps))
         return _overridden(config, {"steps": steps, "optimizer.warmup_steps": warmup})
+
+    def _counting(self, config: CountingRun) -> CountingRun:
+        if self.role is not Role.BASELINE:
+            raise UsageError(f"a counting model is no point of a law, and its role is {self.role}",
+                             where="ladder.cells", do=f"Give it the role '{Role.BASELINE}'.")  # fmt: skip
+        for name in ("budget", "tokens_per_parameter"):
+            if getattr(self, name) is not None:
+                raise UsageError(f"{name} is given, and a counting model has no FLOP and no parameters to begin with",
+                                 where="ladder.cells", do="Give tokens.")  # fmt: skip
+        if self.tokens is None:
+            return config
+        return dataclasses.replace(config, steps=max(1, round(self.tokens / config.tokens_per_step)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,7 +258,7 @@ def grid(
     return [{**cell, field: length, "overrides": shape} for length in lengths for shape in shapes]
 
 
-def _overridden(base: RunConfig, point: Mapping[str, Any]) -> RunConfig:
+def _overridden(base: RunConfig, point: Mapping[str, Any]) -> AnyRun:
     """`base` with the leaves of `point` replaced; built strictly, so a misspelled leaf is an error that names it."""
     values = to_dict(base)
     for path, value in point.items():
@@ -249,7 +269,9 @@ def _overridden(base: RunConfig, point: Mapping[str, Any]) -> RunConfig:
             if not isinstance(branch, dict):
                 raise UsageError(f"'{path}' is no leaf of a run's configuration", where="ladder.cells")
         branch[leaf] = value
-    return build(RunConfig, values, "ladder.cells")
+    if counts(values):
+        values = {field.name: values[field.name] for field in dataclasses.fields(CountingRun) if field.name in values}
+    return build_run(values, "ladder.cells")
 
 
 def _merged(points: Iterable[Point]) -> Point:

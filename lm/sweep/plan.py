@@ -11,7 +11,7 @@ from lm.base.config import to_dict
 from lm.data.corpus import Corpus
 from lm.model.accounting import Flops, count_parameters, step_flops
 from lm.sweep.ladder import Cell, Role
-from lm.train.config import RunConfig
+from lm.train.config import AnyRun, RunConfig
 from lm.train.identity import cell_id, identity_of
 
 STARTUP_SECONDS = 6.0  # imports, compilation and evaluation of a small cell on the machine of docs/diary.md
@@ -25,7 +25,7 @@ class Planned:
     id: str
     role: Role
     budget: float
-    config: RunConfig
+    config: AnyRun
 
     @property
     def values(self) -> dict[str, Any]:
@@ -35,12 +35,12 @@ class Planned:
     @property
     def flops(self) -> int:
         """Training FLOP, every product counted (`flops_matmul`)."""
-        return step_flops(self.config.model, self.tokens, Flops.MATMUL)
+        return step_flops(self.config.model, self.tokens, Flops.MATMUL) if isinstance(self.config, RunConfig) else 0
 
     @property
     def n(self) -> int:
-        """All parameters."""
-        return count_parameters(self.config.model).total
+        """All parameters; 0 for counts, whose number is not known beforehand."""
+        return count_parameters(self.config.model).total if isinstance(self.config, RunConfig) else 0
 
     @property
     def tokens(self) -> int:
@@ -48,7 +48,7 @@ class Planned:
         return self.config.steps * self.config.tokens_per_step
 
 
-def planned(cells: Iterable[tuple[Cell, RunConfig]], corpus_of: Callable[[RunConfig], Corpus]) -> list[Planned]:
+def planned(cells: Iterable[tuple[Cell, AnyRun]], corpus_of: Callable[[AnyRun], Corpus]) -> list[Planned]:
     """Names each cell by its content; of cells that are the same run, the first is kept."""
     found: dict[str, Planned] = {}
     for cell, config in cells:
@@ -70,9 +70,12 @@ def plan_table(cells: Iterable[Planned], title: str) -> rich.table.Table:
     for heading in ("role", "L x D", "parameters", "tokens", "D/N", "steps", "FLOP", "lr"):
         table.add_column(heading, justify="left" if heading == "role" else "right", no_wrap=True)
     for cell in cells:
-        model, ratio = cell.config.model, cell.tokens / cell.n
+        if isinstance(cell.config, RunConfig):
+            model, rate = cell.config.model, f"{cell.config.optimizer.peak_lr:.3g}"
+            shape, n, ratio = f"{model.n_layer} x {model.d_model}", f"{cell.n:,}", f"{cell.tokens / cell.n:.1f}"
+        else:
+            shape, n, ratio, rate = f"order {cell.config.model.order}", "", "", ""
         table.add_row(
-            cell.role.value, f"{model.n_layer} x {model.d_model}", f"{cell.n:,}", f"{cell.tokens:,}",
-            f"{ratio:.1f}", f"{cell.config.steps:,}", f"{cell.flops:.2e}", f"{cell.config.optimizer.peak_lr:.3g}",
-        )  # fmt: skip
+            cell.role.value, shape, n, f"{cell.tokens:,}", ratio, f"{cell.config.steps:,}", f"{cell.flops:.2e}", rate
+        )
     return table

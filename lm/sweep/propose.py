@@ -113,7 +113,8 @@ def nearest_shape(ladder: Ladder, n: float, counted: str = COUNTS[0]) -> tuple[P
     Raises:
       UsageError: cells that vary in number and width of heads, or no shape within a factor of 2 of `n`.
     """
-    rule, step = _rule([cell.config(ladder.base).model for cell in ladder.cells], ladder.name)
+    models = [cell.config(ladder.base).model for cell in ladder.cells]
+    rule, step = _rule([model for model in models if isinstance(model, ModelConfig)], ladder.name)
     widths = range(step, WIDEST, step)
 
     def shape(width: int) -> Point:
@@ -121,6 +122,7 @@ def nearest_shape(ladder: Ladder, n: float, counted: str = COUNTS[0]) -> tuple[P
 
     def count(width: int) -> int:
         model = Cell(shape(width)).config(ladder.base).model
+        assert isinstance(model, ModelConfig)  # as the base is
         return getattr(count_parameters(model), counted.removeprefix("params_"))
 
     at = min(bisect.bisect_left(widths, n, key=count), len(widths) - 1)

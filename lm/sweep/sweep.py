@@ -10,7 +10,7 @@ import pandas as pd
 import rich
 
 from lm.base.config import content_hash, to_dict
-from lm.base.errors import LmError, RunError
+from lm.base.errors import LmError, RunError, UsageError
 from lm.base.files import write_json, write_text
 from lm.base.progress import bar, console
 from lm.base.signals import answering
@@ -31,7 +31,7 @@ from lm.sweep.launch import Launcher
 from lm.sweep.local import Local, slots
 from lm.sweep.plan import Planned, plan_table, planned
 from lm.sweep.tune import Rule, fit_rule
-from lm.train.config import RunConfig
+from lm.train.config import AnyRun, CountingRun
 
 Row = dict[str, Any]
 
@@ -92,7 +92,7 @@ class _Corpora:
         self._cache = cache
         self._known: dict[str, Corpus] = {}
 
-    def __call__(self, config: RunConfig) -> Corpus:
+    def __call__(self, config: AnyRun) -> Corpus:
         key = content_hash(config.data)
         if key not in self._known:
             self._known[key] = prepare(config.data, self._cache)
@@ -115,16 +115,18 @@ def _tune_cells(ladder: Ladder, corpora: _Corpora) -> list[Planned]:
 def _cells(ladder: Ladder, corpora: _Corpora, rule: Rule | None) -> list[Planned]:
     """The cells after the tune stage, at the rates of its rule (of the base while there is none)."""
 
-    def config(cell: Cell) -> RunConfig:
+    def config(cell: Cell) -> AnyRun:
         plain = cell.config(ladder.base)
-        if rule is None or "optimizer.peak_lr" in cell.overrides:
+        if rule is None or "optimizer.peak_lr" in cell.overrides or isinstance(plain, CountingRun):
             return plain
         return _at_rate(plain, rule.rate(count_parameters(plain.model).total))
 
     return planned([(cell, config(cell)) for cell in ladder.cells], corpora)
 
 
-def _at_rate(config: RunConfig, rate: float) -> RunConfig:
+def _at_rate(config: AnyRun, rate: float) -> AnyRun:
+    if isinstance(config, CountingRun):
+        raise UsageError("a counting model has no learning rate to tune", where="ladder.tune", do="Leave it out.")
     return dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, peak_lr=rate))
 
 

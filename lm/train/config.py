@@ -2,10 +2,14 @@
 
 import dataclasses
 import enum
+from collections.abc import Mapping
+from typing import Any
 
+from lm.base.config import build
 from lm.base.errors import UsageError
 from lm.data.config import DataConfig
 from lm.model.config import ModelConfig
+from lm.model.counting import Counting
 from lm.parallel.mesh import MeshConfig
 
 
@@ -129,6 +133,48 @@ class RunConfig:
         return self.batch_size * self.model.context_length
 
 
-def _at_least(config: OptimizerConfig | RunConfig, name: str, least: int, where: str) -> None:
+@dataclasses.dataclass(frozen=True)
+class CountingRun:
+    """One counting run: the batches that a training run of the same fields takes its steps on, counted in one pass.
+
+    Raises:
+      UsageError: counts that are not positive.
+    """
+
+    model: Counting
+    steps: int
+    batch_size: int  # windows a step
+    data: DataConfig = DataConfig()
+    eval_tokens: int = 65_536  # tokens scored of each validation set, rounded down to whole windows
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "eval_tokens"):
+            _at_least(self, name, 1, "config")
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens predicted in one step."""
+        return self.batch_size * self.model.context_length
+
+
+AnyRun = RunConfig | CountingRun
+
+
+def build_run(values: Mapping[str, Any], where: str = "config") -> AnyRun:
+    """The run that plain values describe: a counting one where `model` has an `order`, which no other model has.
+
+    Raises:
+      UsageError: as `lm.base.config.build`.
+    """
+    return build(CountingRun, values, where) if counts(values) else build(RunConfig, values, where)
+
+
+def counts(values: Mapping[str, Any]) -> bool:
+    """Whether plain values describe a counting run."""
+    model = values.get("model")
+    return isinstance(model, Mapping) and "order" in model
+
+
+def _at_least(config: OptimizerConfig | AnyRun, name: str, least: int, where: str) -> None:
     if getattr(config, name) < least:
         raise UsageError(f"{name} is {getattr(config, name)}; it must be at least {least}", where=where)

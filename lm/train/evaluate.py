@@ -13,10 +13,10 @@ from lm.base.errors import UsageError
 from lm.base.files import atomic
 from lm.data.sources import read_documents
 from lm.data.tokenizer import Tokenizer
-from lm.model.config import Positions
+from lm.model.config import ModelConfig, Positions
 from lm.model.score import Bos, LogProbFn, Score, Scored, Stream, score_windows, sliding_windows, stream_of, summarise
 from lm.parallel.mesh import MeshConfig, make_mesh
-from lm.run.restore import LoadedModel
+from lm.run.restore import LoadedCounts, LoadedModel
 from lm.train.validation import log_prob_fn, rows_at_once
 
 
@@ -31,7 +31,7 @@ class Evaluation:
 
 
 def evaluate(
-    run: LoadedModel,
+    run: LoadedModel | LoadedCounts,
     texts: Sequence[str],
     *,
     window: int | None = None,
@@ -52,7 +52,8 @@ def evaluate(
     model = run.model
     window = model.context_length if window is None else window
     stride = window if stride is None else stride
-    if model.positions is Positions.LEARNED and window > model.context_length:
+    learned = isinstance(model, ModelConfig) and model.positions is Positions.LEARNED
+    if learned and window > model.context_length:
         raise UsageError(f"{window} is longer than the model's {model.context_length} learned positions",
                          where="--window")  # fmt: skip
     streams = {text: _read(text, separator, run.tokenizer) for text in texts}
@@ -62,7 +63,7 @@ def evaluate(
 
 
 def _evaluated(
-    run: LoadedModel, stream: Stream, window: int, stride: int, mesh: Mesh, log_probs: LogProbFn
+    run: LoadedModel | LoadedCounts, stream: Stream, window: int, stride: int, mesh: Mesh, log_probs: LogProbFn
 ) -> Evaluation:
     starts = sliding_windows(len(stream.tokens), window, stride)
     window = min(window, len(stream.tokens) - 1)  # a longer one would be computed, and held in memory, for nothing

@@ -5,17 +5,18 @@ from jax.sharding import Mesh
 from lm.base.errors import UsageError
 from lm.data.tokenizer import Tokenizer
 from lm.parallel.rules import check_divides, cut_over
-from lm.train.config import RunConfig
+from lm.train.config import AnyRun, RunConfig
 
 
-def check_vocabulary(config: RunConfig, tokenizer: Tokenizer) -> None:
+def check_vocabulary(config: AnyRun, tokenizer: Tokenizer) -> None:
     """Refuses a vocabulary that is not the tokenizer's; parameters that come from elsewhere may have more rows.
 
     Raises:
       UsageError: naming both sizes.
     """
     spare = config.model.vocab_size - tokenizer.vocab_size
-    if spare < 0 or (spare and config.init_from is None):
+    from_elsewhere = isinstance(config, RunConfig) and config.init_from is not None
+    if spare < 0 or (spare and not from_elsewhere):
         raise UsageError(
             f"vocab_size is {config.model.vocab_size}, and the tokenizer has {tokenizer.vocab_size} entries",
             where="config.model",
@@ -57,5 +58,6 @@ def check_mesh(config: RunConfig, mesh: Mesh) -> None:
         "vocab": ("vocab_size", model.vocab_size),
         "layers": ("n_layer", model.n_layer),
         **({"experts": ("experts.count", model.experts.count)} if model.experts else {}),
+        **({"patch": ("patch_width", model.patch_width)} if model.patch_width else {}),
     }
     check_divides(sizes, mesh, config.mesh.rules)

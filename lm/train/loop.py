@@ -103,7 +103,7 @@ def train(
         )
         validation = Validation(config, corpus, mesh)
         folder = open_run(workdir, config, identity) if team.first else RunFolder(workdir)
-        stack.enter_context(_told(folder, team))
+        stack.enter_context(told(folder, team))
         finished = read_result(folder) if team.first and folder.result.exists() else None
         if finished := team.agreed("what is finished", finished):
             logger.info("finished before; nothing to do")
@@ -213,7 +213,7 @@ def _evaluates(config: RunConfig, step: int) -> bool:
 
 
 @contextlib.contextmanager
-def _told(folder: RunFolder, team: Team) -> Iterator[None]:
+def told(folder: RunFolder, team: Team) -> Iterator[None]:
     """Sends what the package's loggers say to the run's log and to the terminal; of several processes, the first's."""
     with spoken(ConsoleHandler() if team.first else logging.NullHandler()) as package:
         if team.first:

@@ -6,6 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 
@@ -22,6 +23,12 @@ logger = logging.getLogger("lm.train")
 
 _JUDGEMENTS = ("spike", "skipped_in_row")  # of the step alone: no row is made of them
 FIRST_LOSS_TOLERANCE = 0.25  # nats/token beyond what the customary initial scales give
+
+
+def evaluation_row(step: int, tokens: int, name: str, score: Score) -> dict[str, Any]:
+    """The row of `metrics.jsonl` of one evaluation set after so many steps and tokens."""
+    row = {"loss": score.nats_per_token, "loss_se": score.standard_error, "bits_per_byte": score.bits_per_byte}
+    return {"kind": "eval", "step": step, "tokens": tokens, "set": name, **row, "scored": score.tokens}
 
 
 class Recorder:
@@ -86,13 +93,10 @@ class Recorder:
 
     def evaluation(self, step: int, name: str, score: Score) -> None:
         """Writes the row of one evaluation set."""
-        row = {"loss": score.nats_per_token, "loss_se": score.standard_error, "bits_per_byte": score.bits_per_byte}
-        tokens = step * self._config.tokens_per_step
-        self._metrics.append(
-            {"kind": "eval", "step": step, "tokens": tokens, "set": name, **row, "scored": score.tokens}
-        )
+        row = evaluation_row(step, step * self._config.tokens_per_step, name, score)
+        self._metrics.append(row)
         for writer in self._writers:
-            writer.write(step, {f"{name}/{key}": value for key, value in row.items()})
+            writer.write(step, {f"{name}/{key}": row[key] for key in ("loss", "loss_se", "bits_per_byte")})
         self._clock, self._clock_step = time.monotonic(), step  # the evaluation's own time is not the steps'
 
     def _is_due(self, step: int) -> bool:

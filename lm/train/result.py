@@ -18,7 +18,7 @@ from lm.model.score import Score
 from lm.parallel.peak import peak_flops
 from lm.run.folder import RunFolder
 from lm.run.record import environment, versions
-from lm.train.config import RunConfig
+from lm.train.config import AnyRun, RunConfig
 from lm.train.identity import cell_id
 from lm.train.optimizer import lr_fraction
 
@@ -49,21 +49,14 @@ def result_row(
       accumulate: microbatches a step, as run.
       skipped: updates left out.
     """
-    model, counts, facts = config.model, count_parameters(config.model), environment()
-    tokens, reads = config.steps * config.tokens_per_step, _reads(config, corpus)
+    model, counts = config.model, count_parameters(config.model)
+    tokens = config.steps * config.tokens_per_step
     rates = list(_rates(folder.timing))
     rate = statistics.median(rates) if rates else tokens / wall_seconds
     peak = peak_flops(model.dtype.value)
     return {
-        "cell": cell_id(config, identity),
-        **dataclasses.asdict(labels),
+        **common_columns(config, corpus, identity, score, wall_seconds, labels),
         "seed": config.seed,
-        "data_seed": config.data.seed,
-        "commit": facts["commit"],
-        "versions": versions(facts),
-        **{name: identity[name] for name in ("corpus", "tokenizer", "evaluation")},
-        "mixture": json.dumps({read.name: read.told for read in reads}) if config.data.mixture else "",
-        "context_length": model.context_length,
         **{f"params_{group.name}": getattr(counts, group.name) for group in dataclasses.fields(counts)},
         "params_total": counts.total,
         "params_active": count_parameters(model, active=True).total,
@@ -73,26 +66,43 @@ def result_row(
         "n_head": model.n_head,
         "n_kv_head": model.kv_heads,
         "d_ff": model.d_ff,
-        "vocab_size": model.vocab_size,
-        "tokens": tokens,
-        "tokens_unique": sum(min(read.tokens, read.epoch_tokens) for read in reads),
-        "tokens_per_step": config.tokens_per_step,
-        "steps": config.steps,
         "accumulate": accumulate,
         "skipped": skipped,
         "peak_lr": config.optimizer.peak_lr,
         "warmup_steps": config.optimizer.warmup_steps,
         **{convention.value: step_flops(model, tokens, convention) for convention in Flops},
-        "loss": score.nats_per_token,
-        "loss_se": score.standard_error,
         "train_loss": _train_loss(config, folder),
-        "bits_per_byte": score.bits_per_byte,
         "lr_fraction": lr_fraction(config.optimizer, config.steps, config.steps - 1),
         "decayed": 1,
-        "wall_seconds": wall_seconds,
         "tokens_per_second": rate,
         "mfu": step_flops(model, 1, Flops.MATMUL) * rate / (peak * jax.device_count()),
         "peak_flops": peak,
+    }
+
+
+def common_columns(
+    config: AnyRun, corpus: Corpus, identity: dict[str, str], score: Score, wall_seconds: float, labels: Labels
+) -> dict[str, Any]:
+    """The columns that every kind of run fills in alike."""
+    facts, reads = environment(), _reads(config, corpus)
+    return {
+        "cell": cell_id(config, identity),
+        **dataclasses.asdict(labels),
+        "data_seed": config.data.seed,
+        "commit": facts["commit"],
+        "versions": versions(facts),
+        **{name: identity[name] for name in ("corpus", "tokenizer", "evaluation")},
+        "mixture": json.dumps({read.name: read.told for read in reads}) if config.data.mixture else "",
+        "context_length": config.model.context_length,
+        "vocab_size": config.model.vocab_size,
+        "tokens": config.steps * config.tokens_per_step,
+        "tokens_unique": sum(min(read.tokens, read.epoch_tokens) for read in reads),
+        "tokens_per_step": config.tokens_per_step,
+        "steps": config.steps,
+        "loss": score.nats_per_token,
+        "loss_se": score.standard_error,
+        "bits_per_byte": score.bits_per_byte,
+        "wall_seconds": wall_seconds,
     }
 
 
@@ -125,7 +135,7 @@ class _Read:
         return {"share": self.share, "tokens": self.tokens, "epochs": self.tokens / self.epoch_tokens}
 
 
-def _reads(config: RunConfig, corpus: Corpus) -> list[_Read]:
+def _reads(config: AnyRun, corpus: Corpus) -> list[_Read]:
     length = config.model.context_length
     rows = dealt([part.share for part in corpus.parts], config.steps * config.batch_size)
     return [

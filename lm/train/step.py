@@ -47,9 +47,9 @@ def make_train_step(config: RunConfig, mesh: Mesh) -> jax.stages.Wrapped:
     """The jitted step `(state, batch, lr) -> (state, metrics)`; `state` is donated.
 
     `batch` holds int32 "inputs" and "targets" [B, T], float32 "weights" [B, T] and, for masked documents, int32
-    "segments" [B, T]. `metrics` are float32 scalars: "loss" (nats/token, weighted mean), "grad_norm" (before
-    clipping), "param_norm" (after the update), of experts those of `router_losses`; a guarded step adds those of
-    `lm.train.guard.judge`.
+    "segments" [B, T]; of a model with patches also float32 "patches" [B, T, P]. `metrics` are float32 scalars: "loss"
+    (nats/token, weighted mean), "grad_norm" (before clipping), "param_norm" (after the update), of experts those of
+    `router_losses`; a guarded step adds those of `lm.train.guard.judge`.
     """
     optimizer = make_optimizer(config.optimizer, config.model.width_ratio)
     attention = choose(config.model, config.model.context_length, mesh, flax_rules(config.mesh.rules))
@@ -93,7 +93,8 @@ def loss_gradients(config: RunConfig, attention: Attention = Plain()) -> Callabl
     model, experts = Transformer(config.model, attention=attention), config.model.experts
 
     def objective(params, batch: dict):
-        logits_BTV, told = model.apply({"params": params}, batch["inputs"], batch.get("segments"), mutable=[TOLD])
+        inputs = (batch["inputs"], batch.get("segments"), batch.get("patches"))
+        logits_BTV, told = model.apply({"params": params}, *inputs, mutable=[TOLD])
         objective, sums = loss_sums(logits_BTV, batch, config.z_loss)
         return with_routers(objective, sums, router_losses(told), experts)
 

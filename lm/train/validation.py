@@ -14,6 +14,7 @@ from lm.data.config import VALIDATION
 from lm.data.corpus import Corpus
 from lm.data.tokens import TokenFile
 from lm.model.config import ModelConfig
+from lm.model.counting import Counting, Counts
 from lm.model.fused import choose
 from lm.model.score import (
     LogProbFn,
@@ -27,7 +28,7 @@ from lm.model.score import (
 )
 from lm.model.transformer import Transformer
 from lm.parallel.rules import Rules, flax_rules, put_whole, replicated, sharded
-from lm.train.config import RunConfig
+from lm.train.config import AnyRun, RunConfig
 
 BATCH_TOKENS = 4096  # scored at once
 
@@ -35,11 +36,12 @@ BATCH_TOKENS = 4096  # scored at once
 class Validation:
     """Scores every evaluation set of a run by its name, and a mixture's under `VALIDATION` as well: `mixed` of them."""
 
-    def __init__(self, config: RunConfig, corpus: Corpus, mesh: Mesh):
+    def __init__(self, config: AnyRun, corpus: Corpus, mesh: Mesh):
         self._config = config
         window = config.model.context_length
         self._rows = rows_at_once(window, mesh)
-        self._log_probs = log_prob_fn(config.model, mesh, config.mesh.rules)
+        rules = config.mesh.rules if isinstance(config, RunConfig) else ()
+        self._log_probs = log_prob_fn(config.model, mesh, rules)
         token_bytes_V = corpus.tokenizer.token_bytes
         self._sets = {
             name: self._windows(file, stream_from(file, token_bytes_V)) for name, file in corpus.held_out.items()
@@ -105,18 +107,21 @@ def rows_at_once(window: int, mesh: Mesh) -> int:
 
 
 def log_prob_fn(
-    config: ModelConfig,
+    config: ModelConfig | Counting,
     mesh: Mesh,
     rules: Rules = (),
     read: Callable[[jax.Array, jax.Array], jax.Array] = token_log_probs,
 ) -> LogProbFn:
     """The compiled `(params, inputs_BT, targets_BT, segments_BT) -> logp_BT` of a model.
 
-    Every process gives the same arrays, which are spread over the mesh, and gets all log-probabilities back.
+    Every process gives the same arrays, which are spread over the mesh, and gets all log-probabilities back. Counts are
+    looked up by each process itself.
 
     Args:
-      read: what is read off logits_BTV for targets_BT: [B, T], or [B, T, K] for K numbers a target.
+      read: what is read off logits_BTV for targets_BT: [B, T], or [B, T, K] for K numbers a target. Not of counts.
     """
+    if isinstance(config, Counting):
+        return Counts.log_probs
 
     @functools.partial(jax.jit, out_shardings=replicated(mesh))
     def log_probs(params, batch):

@@ -78,7 +78,7 @@ def test_a_batch_is_cut_over_every_axis_but_tensor():
 def test_the_model_names_nothing_unknown_and_every_known_name(monkeypatch):
     constrained = []
     monkeypatch.setattr(nn, "with_logical_constraint", lambda x, names: constrained.append(names) or x)
-    routed = dataclasses.replace(MODEL, bias=False, experts=Experts(4, 2, shared=1))
+    routed = dataclasses.replace(MODEL, bias=False, experts=Experts(4, 2, shared=1), patch_width=4)
     params = [boxed(MODEL), boxed(routed), boxed(LSTM)]
     names = {name for leaf in jax.tree.leaves(nn.get_partition_spec(params)) for name in leaf}
     used = names.union(*constrained) - {None}

@@ -6,9 +6,9 @@ from lm.base.config import build
 from lm.base.errors import UsageError
 from lm.data.corpus import prepare, tokenize
 from lm.model.accounting import Flops, count_parameters, step_flops
-from lm.sweep.ladder import Cell, Ladder, axis, chain, grid, isoflop, load_ladder, product, sizes, zip_
+from lm.sweep.ladder import Cell, Ladder, Role, axis, chain, grid, isoflop, load_ladder, product, sizes, zip_
 from lm.sweep.local import slots
-from lm.train.config import RunConfig
+from lm.train.config import CountingRun, RunConfig
 
 BASE = {
     "model": {"vocab_size": 257, "context_length": 16, "n_layer": 1, "d_model": 8, "n_head": 2, "d_ff": 32},
@@ -148,3 +148,26 @@ def test_the_quick_ladder_takes_a_folder_of_tokens_and_keeps_its_sizes(tmp_path)
 def test_a_folder_that_holds_no_tokens_is_refused(tmp_path):
     with pytest.raises(UsageError, match="not a folder of token files"):
         load_ladder(f"configs/ladders/quick.py:{tmp_path}")
+
+
+COUNTED = {"model": {"vocab_size": 257, "context_length": 16, "order": 3}}
+
+
+def test_a_cell_that_counts_takes_from_the_base_what_it_shares_with_it(base):
+    config = Cell(COUNTED | {"data.seed": 3}, role=Role.BASELINE, tokens=640).config(base)
+    assert isinstance(config, CountingRun)
+    assert (config.steps, config.batch_size, config.data.seed, config.model.order) == (20, 2, 3, 3)
+    assert Cell(COUNTED, role=Role.BASELINE).config(base).steps == 10
+
+
+@pytest.mark.parametrize(
+    ("cell", "said"),
+    [
+        ({}, "no point of a law, and its role is fit.*'baseline'"),
+        ({"role": Role.BASELINE, "budget": 1e9}, "budget is given.*Give tokens"),
+        ({"role": Role.BASELINE, "tokens_per_parameter": 20.0}, "tokens_per_parameter is given"),
+    ],
+)
+def test_what_counting_has_not_is_refused_by_name(base, cell, said):
+    with pytest.raises(UsageError, match=said):
+        Cell(COUNTED, **cell).config(base)

@@ -4,13 +4,15 @@ import io
 
 import rich.console
 
-from lm.sweep.ladder import load_ladder
+from lm.sweep.ladder import Cell, Role, load_ladder
 from lm.sweep.plan import Planned, estimated_seconds, plan_table
 
 
 def planned_quick() -> list[Planned]:
     ladder = load_ladder("configs/ladders/quick.py")
-    return [Planned(str(i), cell.role, 0.0, cell.config(ladder.base)) for i, cell in enumerate(ladder.cells)]
+    counted = Cell({"model": {"vocab_size": 257, "context_length": 64, "order": 5}}, role=Role.BASELINE, tokens=1e6)
+    cells = enumerate([*ladder.cells, counted])
+    return [Planned(str(i), cell.role, 0.0, cell.config(ladder.base)) for i, cell in cells]
 
 
 def test_the_plan_of_the_default_ladder_fits_a_terminal_of_80_columns():

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lm.base.files import write_text
 from lm.scaling.laws import law_named
 from lm.scaling.pages import figures_approaches
@@ -241,12 +243,15 @@ def _tune(sweep: FinishedSweep) -> str:
 def _cells(sweep: FinishedSweep) -> str:
     shown = [name for name in _SHOWN if name in sweep.table and sweep.table[name].notna().any()]
     n, d, c, loss = (sweep.column(quantity) for quantity in ("n", "d", "c", "loss"))
-    predicted = fitted(sweep.fit, n, d, c)
+    judged = (sweep.table["role"] != "baseline").to_numpy()
+    predicted = np.full(len(loss), np.nan)
+    predicted[judged] = fitted(sweep.fit, n[judged], d[judged], c[judged])
     errors = 100 * (loss / predicted - 1)
     head = ("cell", "role", "budget (FLOP)", "N", "D", "C (FLOP)", "loss", "predicted", "error (%)", *shown)
     rows = [
         (escaped(row["cell"]), escaped(row["role"]), number(row["budget"]), number(n[i]), number(d[i]), number(c[i]),
-         f"{loss[i]:.4f}", f"{predicted[i]:.4f}", f"{errors[i]:+.2f}".replace("-", "−"),
+         f"{loss[i]:.4f}",
+         *((f"{predicted[i]:.4f}", f"{errors[i]:+.2f}".replace("-", "−")) if judged[i] else ("", "")),
          *(number(row[name]) for name in shown))
         for i, row in enumerate(sweep.table.to_dict("records"))
     ]  # fmt: skip
