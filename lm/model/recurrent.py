@@ -4,7 +4,8 @@ The products of all inputs are one, before the scan over time; in it is only wha
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -52,6 +53,7 @@ Cell = Callable[[jax.Array, jax.Array, State], State]
 CELLS: dict[Mixer, Cell] = {Mixer.LSTM: lstm, Mixer.GRU: gru}
 
 
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
 def over_time(
     cell: Cell,
     input_TBJD: jax.Array,
@@ -62,19 +64,65 @@ def over_time(
 ) -> tuple[State, jax.Array]:
     """The state after the last position, and what each gives, float32 [T, B, D].
 
-    Products with the state are in the type of the kernel, with float32 sums.
+    Products with the state are in the type of the kernel, with float32 sums. The gradient of the kernel is one product
+    of all positions, after the scan back: within it devices would send each other their share at every position.
     """
+    return _forward(cell, input_TBJD, kernel_DJD, bias_JD, start, begins_TB)[0]
 
-    def one(state: State, at: tuple[jax.Array, jax.Array | None]) -> tuple[State, jax.Array]:
+
+def _entered(start: State, state: State, begins_B: jax.Array | None) -> State:
+    if begins_B is None:
+        return state
+    return jax.tree.map(lambda first, now: jnp.where(begins_B[:, None], first, now), start, state)
+
+
+def _forward(
+    cell: Cell,
+    input_TBJD: jax.Array,
+    kernel_DJD: jax.Array,
+    bias_JD: jax.Array,
+    start: State,
+    begins_TB: jax.Array | None,
+) -> tuple[tuple[State, jax.Array], Any]:
+    def one(state: State, at: tuple[jax.Array, jax.Array | None]) -> tuple[State, Any]:
         input_BJD, begins_B = at
-        if begins_B is not None:
-            state = jax.tree.map(lambda first, now: jnp.where(begins_B[:, None], first, now), start, state)
-        h_BD = state[0].astype(kernel_DJD.dtype)
-        product_BJD = jnp.tensordot(h_BD, kernel_DJD, 1, preferred_element_type=jnp.float32)
-        state = cell(input_BJD.astype(jnp.float32), product_BJD + bias_JD[None], state)
-        return state, state[0]
+        before = _entered(start, state, begins_B)
+        h_BD = before[0].astype(kernel_DJD.dtype)
+        product_BJD = jnp.tensordot(h_BD, kernel_DJD, 1, preferred_element_type=jnp.float32) + bias_JD[None]
+        state = cell(input_BJD.astype(jnp.float32), product_BJD, before)
+        return state, (state[0], before, product_BJD)
 
-    return jax.lax.scan(one, start, (input_TBJD, begins_TB))
+    end, (h_TBD, before, product_TBJD) = jax.lax.scan(one, start, (input_TBJD, begins_TB))
+    return (end, h_TBD), (kernel_DJD, (input_TBJD, begins_TB, before, product_TBJD))
+
+
+def _backward(cell: Cell, saved: Any, gradients: tuple[State, jax.Array]) -> tuple[Any, ...]:
+    kernel_DJD, through = saved
+    of_end, of_h_TBD = gradients
+
+    def one(carry: tuple[State, State], at: Any) -> tuple[tuple[State, State], tuple[jax.Array, jax.Array]]:
+        (of_start, of_state), ((input_BJD, begins_B, before, product_BJD), of_h_BD) = carry, at
+        _, pull = jax.vjp(cell, input_BJD.astype(jnp.float32), product_BJD, before)
+        of_input_BJD, of_product_BJD, (of_first_BD, *rest) = pull((of_state[0] + of_h_BD, *of_state[1:]))
+        rounded_BJD = of_product_BJD.astype(kernel_DJD.dtype)
+        of_first_BD += jnp.tensordot(rounded_BJD, kernel_DJD, ((1, 2), (1, 2)), preferred_element_type=jnp.float32)
+        zeros = jax.tree.map(jnp.zeros_like, of_start)
+        _, pull = jax.vjp(partial(_entered, begins_B=begins_B), zeros, zeros)
+        more, of_state = pull((of_first_BD, *rest))
+        return (jax.tree.map(jnp.add, of_start, more), of_state), (of_input_BJD.astype(input_BJD.dtype), of_product_BJD)
+
+    nothing = jax.tree.map(jnp.zeros_like, of_end)
+    (of_start, of_state), (of_input_TBJD, of_product_TBJD) = jax.lax.scan(
+        one, (nothing, of_end), (through, of_h_TBD), reverse=True
+    )
+    _, _, before, _ = through
+    factors = (x.astype(kernel_DJD.dtype) for x in (before[0], of_product_TBJD))
+    of_kernel_DJD = jnp.tensordot(*factors, ((0, 1), (0, 1)), preferred_element_type=jnp.float32)
+    of_start = jax.tree.map(jnp.add, of_start, of_state)
+    return of_input_TBJD, of_kernel_DJD.astype(kernel_DJD.dtype), jnp.sum(of_product_TBJD, (0, 1)), of_start, None
+
+
+over_time.defvjp(_forward, _backward)
 
 
 class Recurrence(nn.Module):

@@ -32,18 +32,14 @@ def test_a_draft_and_int8_are_refused_by_name():
 
 @pytest.mark.slow
 def test_every_beam_goes_on_from_its_own_state():
-    decoder, prompts, answers = (
-        letters.decoder(SMALL, 1.0),
-        [np.array([3, 1, 0]), np.array([2])],
-        letters.all_answers(V, G),
-    )
+    decoder, answers = letters.decoder(SMALL, 1.0), letters.all_answers(V, G)
+    prompts = [np.array([3, 1, 0]), np.array([2])]
     found = beam_search(decoder, prompts, Request(max_tokens=G, end_ids=()), Beams(V ** (G - 1), best=8))
     for prompt, ranked in zip(prompts, found, strict=True):
         total = letters.log_probs(SMALL, prompt, answers, 1.0).sum(axis=1)
         best = np.argsort(-total)[:8]
         np.testing.assert_array_equal([answer.completion.tokens for answer in ranked], answers[best])
         np.testing.assert_allclose([answer.score for answer in ranked], total[best], atol=1e-4)  # as in test_beam
-    assert np.ptp([ranked[0].completion.tokens for ranked in found], axis=0).any()
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.test_util import check_grads
 
 from lm.base.config import build, to_dict
 from lm.base.errors import UsageError
@@ -90,6 +91,19 @@ def test_forward_and_gradients_are_those_of_pytorch(mixer, drawn):
     gradients = jax.grad(lambda *these: jnp.sum(ours(*these) * weigh_TBD), (0, 1, 2))(*arguments)
     for found, wanted in zip(gradients, (x.grad, theirs.weight_ih_l0.grad, theirs.weight_hh_l0.grad), strict=True):
         np.testing.assert_allclose(found, wanted.numpy(), atol=1e-5)
+
+
+@both
+def test_gradients_are_those_of_finite_differences(mixer, drawn):
+    J, begins_TB = mixer.gates, jnp.array([[True, False], [False, True], [False, False]])
+
+    @jax.jit
+    def weighed(*numbers):
+        end, h_TBD = over_time(CELLS[mixer], *numbers, begins_TB)
+        return jnp.sum(jnp.sin(h_TBD)) + sum(jnp.sum(jnp.cos(part)) for part in end)
+
+    numbers = drawn(3, 2, J, 2), drawn(2, J, 2), drawn(J, 2), tuple(drawn(2, 2) for _ in range(mixer.states))
+    check_grads(weighed, numbers, order=1, modes=["rev"], atol=1e-2, rtol=1e-2)  # float32 differences
 
 
 def logits(config, tokens_BT, segments_BT=None):

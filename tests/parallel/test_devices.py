@@ -168,6 +168,8 @@ def test_states_are_cut_in_rows_and_over_tensor_and_change_no_number(name):
     found = results(name)
     np.testing.assert_allclose(found[name]["rows"], found["lstm"]["rows"], rtol=2e-5)  # as above
     assert WARNING not in found[name]["said"]
+    # Gradients are summed once a layer, not at every position; over tensor a position needs the whole state before it.
+    assert all(one["count"] <= LAYERS for one in collectives(name) if set(one["axes"]) != {"tensor"})
     # Whole on every device: scales, and over fsdp the biases, which are 16 widths of some 550.
     share = found[name]["state_bytes"] / found["lstm"]["state_bytes"]
     assert 0.95 / 4 <= share <= 1.25 / 4
