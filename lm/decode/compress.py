@@ -5,7 +5,8 @@ directions run the same compiled single-token step on that batch, so that the pr
 program that saw whole sequences at once would round differently. Everything after the logits is integers.
 
 Context. Each block begins as a document does. Where the context is full, the last `overlap` tokens are read again in
-one pass and the rest is forgotten, so that a token is predicted from `overlap` to context_length tokens.
+one pass and the rest is forgotten, so that a token is predicted from `overlap` to context_length tokens. What is read
+again is an encoder's source, where there is one.
 """
 
 import dataclasses
@@ -92,17 +93,19 @@ class Compressor:
 
         Args:
           blocks: coded side by side; None: one for each `BLOCK_TOKENS` tokens, `MOST_BLOCKS` at most.
-          overlap: tokens read again where the context is full; None: half of it.
+          overlap: tokens read again where the context is full; None: half of it, or all of an encoder's source.
           progress: shows a bar with tokens/s and the time left, on a terminal.
 
         Raises:
           UsageError: `blocks` or `overlap` out of range.
           RunError: the model gives no probability to a token.
         """
-        began, context = time.perf_counter(), self.config.context_length
-        overlap = max(1, context // 2) if overlap is None else overlap
-        if not 1 <= overlap <= context:
-            raise UsageError(f"{overlap} is not between 1 and the context length {context}", where="overlap")
+        began, encoder = time.perf_counter(), self.config.encoder
+        if overlap is None:
+            overlap = max(1, self.config.context_length // 2) if encoder is None else encoder.source_length
+        if not 1 <= overlap <= self._longest:
+            what = "context" if encoder is None else "source"
+            raise UsageError(f"{overlap} is not between 1 and the {what} length {self._longest}", where="overlap")
         if blocks is not None and blocks < 1:
             raise UsageError(f"{blocks} is not at least 1", where="blocks")
         tokens = self.speller.tokens(data)
@@ -150,8 +153,8 @@ class Compressor:
                 where=where,
                 do="Use what it was compressed with, or --force to try: every block has a check.",
             )
-        if facts.overlap > self.config.context_length:
-            what = f"needs {facts.overlap} tokens of context; the model has {self.config.context_length}"
+        if facts.overlap > self._longest:
+            what = f"needs {facts.overlap} tokens of context; the model has {self._longest}"
             raise UsageError(what, where=where)
         token_BN, length_B = _in_rows(np.zeros(facts.tokens, np.int32), facts.blocks)
         with bar("decompress", facts.tokens, shown=progress) as line:
@@ -166,6 +169,12 @@ class Compressor:
                 do="Decode on the machine and with the versions of the compression.",
             )
         return b"".join(texts)
+
+    @property
+    def _longest(self) -> int:
+        """Tokens that one pass can read at the most."""
+        encoder = self.config.encoder
+        return self.config.context_length if encoder is None else encoder.source_length
 
     def _encode(
         self, token_BN: np.ndarray, length_B: np.ndarray, overlap: int, cost: _Cost, line: Bar
@@ -224,13 +233,14 @@ class _Reader:
         """The logits [B, V] after `token_B` (int32 [B]), over the tokenizer's tokens."""
         compressor = self._compressor
         self._recent.append(token_B)
-        context = compressor.config.context_length
+        context = compressor.config.predicted_length
         if self._cache is None or self._used == context:
             count = len(self._recent)
             part_BT = np.zeros((self._rows, self._overlap), np.int32)
             part_BT[:, self._overlap - count :] = np.stack(self._recent, axis=1)
             count_B, fresh = np.full(self._rows, count, np.int32), True
-            self._cache, self._used = empty_cache(compressor.config, self._rows, context, apart=True), count
+            self._cache = empty_cache(compressor.config, self._rows, context, apart=True)
+            self._used = count if compressor.config.encoder is None else 1
         else:
             part_BT, count_B, fresh = token_B[:, None], self._one_B, False
             self._used += 1

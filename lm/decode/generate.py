@@ -102,13 +102,15 @@ class Decoder:
     ) -> Prefilled:
         """Reads the prompts (ids, an array a row) into a cache with room for the answers and `spare` tokens more.
 
+        An encoder takes their last `source_length` tokens.
+
         Unless the `whole` is asked for, a cache that costs more to read than the parameters has only room for the
         beginning: `advance` makes it longer.
 
         Raises:
           UsageError: no prompt, an empty one, an id outside the vocabulary, or more tokens than the context holds.
         """
-        longest, rows = bucket(max((len(prompt) for prompt in prompts), default=0)), len(prompts) * request.samples
+        longest, rows = bucket(max(self._places(prompts), default=0)), len(prompts) * request.samples
         slots, apart = slots_for(longest + request.max_tokens + spare), self.model.unstacked
         size = 1 if self.cache_dtype is CacheDtype.INT8 else jnp.dtype(self.config.dtype.value).itemsize
         if not whole and cache_bytes(self.config, slots, rows, size) > self._parameter_bytes:
@@ -137,8 +139,8 @@ class Decoder:
         """Another turn: each row's context, its answer and then its new prompt, which may be empty, are the context.
 
         The cache is kept. After a stop string the answer ends with the token that completed it. Where a sliding window
-        has moved past what a row needs (it ended long before the others), or a state past its stop string, everything
-        is read again.
+        has moved past what a row needs (it ended long before the others), or a state past its stop string, and by an
+        encoder, everything is read again.
 
         Raises:
           UsageError: as `start`; not a prompt for every row; or a session that was used up.
@@ -260,7 +262,9 @@ class Decoder:
         return automaton
 
     def _lost(self, cache: Cache, kept_B: np.ndarray) -> bool:
-        """Whether a row cannot go on from its first `kept_B` tokens: one that the next sees is no longer there."""
+        """Whether a row cannot go on from its first `kept_B` tokens: one that the next sees is not there."""
+        if self.config.encoder is not None:
+            return True
         if self.config.mixer.recurrent:
             return bool((np.asarray(cache.length_B) > kept_B).any())
         if self.config.reach is None:
@@ -271,13 +275,17 @@ class Decoder:
 
     def _read(self, prompts: Sequence[np.ndarray], cache: Cache, fresh: bool) -> tuple[jax.Array, Cache]:
         """The logits [B, V] after each prompt, and the cache with them; in passes of at most `CHUNK` tokens."""
+        chunk = CHUNK
+        if self.config.encoder is not None:
+            prompts = [prompt[-self.config.encoder.source_length :] for prompt in prompts]
+            chunk = bucket(self.config.encoder.source_length)  # an encoder reads all at once
         count_B = np.array([len(prompt) for prompt in prompts], np.int32)
         length = bucket(int(count_B.max()))
         tokens_BT = np.zeros((len(prompts), length), np.int32)
         for row, prompt in zip(tokens_BT, prompts, strict=True):
             row[length - len(prompt) :] = prompt
-        for end in range(min(CHUNK, length), length + 1, CHUNK):
-            part_BT = tokens_BT[:, max(0, end - CHUNK) : end]
+        for end in range(min(chunk, length), length + 1, chunk):
+            part_BT = tokens_BT[:, max(0, end - chunk) : end]
             inside_B = np.clip(count_B - (length - end), 0, part_BT.shape[1])
             logits_BV, cache = loop.prefill(self.model, self.params, part_BT, inside_B, cache, fresh=fresh)
             fresh = False
@@ -292,14 +300,18 @@ class Decoder:
             if prompt.min() < 0 or prompt.max() >= self.config.vocab_size:
                 what = f"prompt {row} has an id outside the vocabulary of {self.config.vocab_size}"
                 raise UsageError(what, where="prompts")
-        return np.array([len(prompt) for prompt in prompts])
+        return np.array(self._places(prompts))
+
+    def _places(self, prompts: Sequence[np.ndarray]) -> list[int]:
+        """How many tokens of each prompt the decoder reads: all, or the last one behind an encoder."""
+        return [len(prompt) if self.config.encoder is None else min(len(prompt), 1) for prompt in prompts]
 
     def _allowed(self, used_B: np.ndarray, request: Request) -> np.ndarray:
         """How many tokens each row may get; the last one needs no place, since it is never read."""
         if request.max_tokens < 1:
             what = f"{request.max_tokens} tokens were asked for"
             raise UsageError(what, where="max_tokens", do="Ask for at least 1.")
-        context = self.config.context_length
+        context = self.config.predicted_length
         room_B = context - used_B + 1
         row = int(np.argmin(room_B))
         if request.full is not Full.STOP and room_B[row] < 1:

@@ -89,8 +89,9 @@ def speculate(
     `Decoder.start`.
 
     Raises:
-      UsageError: as `Decoder.start`; other tokenizers or vocabularies; no token to draft; a draft whose context is too
-        short; a recurrent model, whose state cannot go back; or a constraint, which only `generate` holds answers to.
+      UsageError: as `Decoder.start`; other tokenizers or vocabularies; an encoder in one of the two alone; no token to
+        draft; a draft whose context is too short; a recurrent model, whose state cannot go back; or a constraint, which
+        only `generate` holds answers to.
       RunError: as `Decoder.completions`.
     """
     if request.constraint:
@@ -103,6 +104,10 @@ def speculate(
         raise UsageError(f"{draft_tokens} tokens are to be drafted", where="draft_tokens", do="Draft at least 1.")
     if draft.tokenizer.fingerprint != target.tokenizer.fingerprint:
         raise UsageError("the draft has another tokenizer than the target", where="draft", do="Train it with the same.")
+    if (draft.config.encoder is None) != (target.config.encoder is None):
+        one, other = ("draft", "target") if draft.config.encoder else ("target", "draft")
+        what = f"the {one} has an encoder and the {other} has none"
+        raise UsageError(what, where="draft", do="Take two models with one, or two without.")
     if draft.config.vocab_size != target.config.vocab_size:
         sizes = f"the draft has a vocabulary of {draft.config.vocab_size}, the target of {target.config.vocab_size}"
         raise UsageError(sizes, where="draft", do="Probabilities are compared token by token: the two must agree.")
@@ -111,7 +116,7 @@ def speculate(
     read = draft.prefill(ids, dataclasses.replace(request, full=Full.STOP), spare=draft_tokens + 1)
     read = repeated(read, np.repeat(np.arange(len(ids)), request.samples))
     if bool(jnp.any(read.limits.tokens_B < session.limits.tokens_B)):
-        what = f"the draft's context of {draft.config.context_length} tokens is too short"
+        what = f"the draft's context of {draft.config.predicted_length} tokens is too short"
         raise UsageError(what, where="draft", do="Ask for fewer tokens, or do without it.")
     before_last_B, drafted_B, accepted_B = (jnp.zeros(len(session.state.last_B), jnp.int32) for _ in range(3))
     under_way = Speculation(session.state, read.cache, before_last_B, drafted_B + 1, drafted_B, accepted_B)

@@ -53,7 +53,7 @@ def _idle(config: ModelConfig) -> int:
     [256, 1024] take 1.6 times as long as by [256, 1056] (docs/diary.md).
     """
     row = config.d_ff * jnp.dtype(config.dtype.value).itemsize
-    one = config.experts is None and config.feed_forward is not FeedForward.NONE
+    one = config.experts is None and config.feed_forward is not FeedForward.NONE and config.encoder is None
     return 32 if jax.default_backend() == "cpu" and row % 4096 == 0 and one else 0
 
 
@@ -71,4 +71,5 @@ def _widened(layer: dict[str, Any], idle: int) -> dict[str, Any]:
 
 def _kept(dtype: str, path: Any, x: jax.Array) -> jax.Array:
     # Scales of norms and biases are used in float32, and so are routers; other matrices and tables are rounded anyway.
-    return x if x.ndim < 2 or any(entry.key == "router" for entry in path) else x.astype(dtype)
+    ndim = x.ndim - (path[0].key in ("layers", "encoder"))  # which are stacked
+    return x if ndim < 2 or any(entry.key == "router" for entry in path) else x.astype(dtype)

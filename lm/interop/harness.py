@@ -54,10 +54,17 @@ Pair = tuple[Any, list[int], list[int]]
 
 
 class HarnessModel(TemplateLM):
-    """A run as the harness sees a model."""
+    """A run as the harness sees a model.
+
+    Raises:
+      UsageError: a model with an encoder.
+    """
 
     def __init__(self, run: LoadedModel):
         super().__init__()
+        if run.model.encoder is not None:
+            raise UsageError("encoder is given, and tasks are for models that predict from the first token on",
+                             where="config.model", do="Score texts: lm eval --text.")  # fmt: skip
         self._run, self._mesh = run, make_mesh(MeshConfig())
         self._score = log_prob_fn(run.model, self._mesh, read=_log_prob_and_greedy)
         self.max_length = run.model.context_length

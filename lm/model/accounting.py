@@ -89,24 +89,22 @@ def group_of(path: tuple[str, ...]) -> Group:
 
 def count_parameters(config: ModelConfig, *, active: bool = False) -> ParameterCounts:
     """The parameters of the `Transformer` of this shape, without building it; `active` ones are those a token uses."""
-    D, L = config.d_model, config.n_layer
-    norm = 2 * D if config.bias and config.norm is Norm.LAYERNORM else D
-    around = 2 if config.norm_placement is NormPlacement.SANDWICH else 1  # a sublayer
-    norms = around if config.parallel_block or config.feed_forward is FeedForward.NONE else 2 * around
+    D = config.d_model
+    stacks = [config] if config.encoder is None else [config.encoder_stack, config]
     return ParameterCounts(
         embedding=(config.vocab_size + (config.patch_width or 0)) * D,
-        position=config.context_length * D if config.positions is Positions.LEARNED else 0,
+        position=config.position_count * D if config.positions is Positions.LEARNED else 0,
         head=0 if config.tied_embedding else D * config.vocab_size,
-        matrices=L * _layer_matrices(config, active),
-        norms=L * (norms * norm + _layer_vectors(config)) + (config.norm_placement is not NormPlacement.POST) * norm,
+        matrices=sum(stack.n_layer * _layer_matrices(stack, active) for stack in stacks),
+        norms=sum(_stack_norms(stack) for stack in stacks),
     )
 
 
 def flops_per_token(config: ModelConfig, convention: Flops) -> int:
-    """FLOPs of training on one token of a full window, forward and backward (three times forward, patches twice).
+    """FLOPs of training on one predicted token of a full window, forward and backward (3 times forward, patches twice).
 
     A layer's attention in a sliding window is rounded to a whole FLOP under MATMUL; MATMUL_FULL has all T x T, as it is
-    computed.
+    computed. What an encoder reads is spread over the tokens that are predicted from it, and the sum is rounded.
     """
     match convention:
         case Flops.SIX_ND:
@@ -116,12 +114,13 @@ def flops_per_token(config: ModelConfig, convention: Flops) -> int:
         case Flops.MATMUL:
             keys = causal_keys(config)
         case Flops.MATMUL_FULL:
-            keys = [Fraction(config.context_length)] * len(causal_keys(config))
+            keys = [Fraction(config.predicted_length)] * len(causal_keys(config))
     # A score and its share of the sum are 2C each.
     attention = sum(round(4 * config.n_head * config.head_width * seen) for seen in keys)
     head = 2 * config.d_model * config.vocab_size
     matrices = config.n_layer * 2 * _layer_matrices(config, active=True)
-    return 3 * (head + matrices + attention) + patch_flops(config)
+    source = 0 if config.encoder is None else _source_flops(config)
+    return round(3 * (head + matrices + attention + source)) + patch_flops(config)
 
 
 def patch_flops(config: ModelConfig) -> int:
@@ -136,18 +135,20 @@ def causal_keys(config: ModelConfig) -> list[Fraction]:
     """
     if config.mixer.recurrent:
         return []
-    T = config.context_length
+    T = config.predicted_length
     wide = (T if window is None else min(window, T) for window in config.windows)
     return [Fraction(W * (2 * T - W + 1), 2 * T) for W in wide]
 
 
 def step_flops(config: ModelConfig, tokens: int, convention: Flops) -> int:
-    """FLOPs of training on `tokens` tokens in windows of `context_length`; whole runs count the same way."""
+    """FLOPs of training on `tokens` predicted tokens in full windows; whole runs count the same way."""
     return tokens * flops_per_token(config, convention)
 
 
 def kaplan_forward_flops(config: ModelConfig) -> int:
     """Forward FLOPs per token, 2N + 2 n_layer n_ctx d_model (Kaplan et al. 2020, arXiv:2001.08361, section 2.1).
+
+    It is a rule for decoders by themselves.
 
     N is the non-embedding count of what is active. Unlike `Flops.KAPLAN` it has the context term, which is half of what
     scores and weighted sum cost over the whole T x T when H C = d_model; recurrent layers have none.
@@ -160,9 +161,11 @@ def cache_bytes(config: ModelConfig, length: int, batch: int, bytes_per_number: 
     """Bytes of keys and values that decoding keeps for `batch` sequences of `length` tokens, and of states.
 
     A sliding window keeps no more than its width where all layers have it; int8 has a scale for each key and each value
-    of a head. States are float32 whatever the type, and as large at every length.
+    of a head. States are float32 whatever the type, and as large at every length. Behind an encoder the tokens are the
+    decoder's, and those of the source come on top.
     """
     length = length if config.reach is None else min(length, config.reach)
+    length += 0 if config.encoder is None else config.encoder.source_length
     per_head = config.head_width * bytes_per_number + bytes_per_scale
     states = 4 * config.mixer.states * config.d_model
     return config.n_layer * batch * (2 * config.kv_heads * length * per_head + states)
@@ -213,12 +216,22 @@ def _layer_matrices(config: ModelConfig, active: bool) -> int:
     if config.mixer.recurrent:
         mixer = 2 * config.mixer.gates * config.d_model**2
     else:
-        mixer = config.d_model * config.head_width * 2 * (config.n_head + config.kv_heads)
+        mixer = config.attentions * config.d_model * config.head_width * 2 * (config.n_head + config.kv_heads)
     expert, experts = config.feed_forward.matrices * config.d_model * config.d_ff, config.experts
     if experts is None:
         return mixer + expert
     visited = (experts.chosen if active else experts.count) + experts.shared
     return mixer + config.d_model * experts.count + visited * expert
+
+
+def _stack_norms(config: ModelConfig) -> int:
+    """Scales and biases of all layers, and of the norm behind them."""
+    norm = 2 * config.d_model if config.bias and config.norm is Norm.LAYERNORM else config.d_model
+    around = 2 if config.norm_placement is NormPlacement.SANDWICH else 1  # a sublayer
+    sublayers = config.attentions + (config.feed_forward is not FeedForward.NONE)
+    norms = around * (1 if config.parallel_block else sublayers)
+    last = (config.norm_placement is not NormPlacement.POST) * norm
+    return config.n_layer * (norms * norm + _layer_vectors(config)) + last
 
 
 def _layer_vectors(config: ModelConfig) -> int:
@@ -228,6 +241,20 @@ def _layer_vectors(config: ModelConfig) -> int:
         mixer = config.bias * (config.mixer.gates + (config.mixer is Mixer.GRU)) * D  # a GRU's candidate has two
     else:
         scales = H + K if config.qk_norm_over is QkNorm.HEADS else 2
-        mixer = config.bias * D + config.qkv_biased * (H + 2 * K) * C + config.qk_norm * scales * C
+        attention = config.bias * D + config.qkv_biased * (H + 2 * K) * C + config.qk_norm * scales * C
+        mixer = config.attentions * attention
     matrices = config.feed_forward.matrices
     return mixer + ((matrices - 1) * config.d_ff + D if config.bias and matrices else 0)
+
+
+def _source_flops(config: ModelConfig) -> Fraction:
+    """Forward FLOPs for a predicted token of all that has to do with the source, but for matrices counted already.
+
+    The decoder's own keys and values of the source are of its S tokens and not of those that are predicted.
+    """
+    encoder, D, H, K, C = config.encoder_stack, config.d_model, config.n_head, config.kv_heads, config.head_width
+    S, U = config.lead + 1, config.predicted_length
+    keys_and_values = config.n_layer * 2 * D * C * 2 * K
+    scores = 4 * H * C * S
+    read = encoder.n_layer * (2 * _layer_matrices(encoder, active=True) + scores) + keys_and_values
+    return Fraction(S * read, U) - keys_and_values + config.n_layer * scores

@@ -1,13 +1,13 @@
 """Attention: which keys a query may see, the weighted sum itself, and the sublayer around it."""
 
 import dataclasses
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from lm.model.cache import Memory, Recall, remember
+from lm.model.cache import Memory, Recall, remember, remembered
 from lm.model.config import ModelConfig, Norm, QkNorm
 from lm.model.execution import Products
 from lm.model.layers import Normalise, Projection, residual_std, softcapped
@@ -160,35 +160,97 @@ class SelfAttention(nn.Module):
     def __call__(
         self, x_BTD: jax.Array, turn: Rotation | None, seen: Any, memory: Memory | None
     ) -> tuple[jax.Array, Memory | None]:
-        config = self.config
-        D, H, K, C = config.d_model, config.n_head, config.kv_heads, config.head_width
-        dtype, scoring = config.dtype.value, Scoring(config.score_scale, config.attention_softcap)
-
-        def heads(name: str, count: int, axis: str) -> jax.Array:
-            axes = ("embed", axis, "head")
-            return Projection((D, count, C), axes, dtype, config.matrix_scale, bias=config.qkv_biased, name=name)(x_BTD)
-
-        def normalised(x_BTHC: jax.Array, name: str, axis: str) -> jax.Array:
-            axis = "head" if config.qk_norm_over is QkNorm.HEAD else axis
-            norm = Normalise(Norm.RMSNORM, config.norm_eps, bias=False, axis=axis, name=name)
-            return norm(x_BTHC) if axis == "head" else norm(x_BTHC.reshape(*x_BTHC.shape[:2], -1)).reshape(x_BTHC.shape)
-
+        config, H, K = self.config, self.config.n_head, self.config.kv_heads
         if self.has_variable("params", JOINED):
-            q_BTHC, k_BSKC, v_BSKC = jnp.split(heads(JOINED, H + 2 * K, "heads"), (H, H + K), axis=2)
+            joined_BTNC = _heads(config, x_BTD, JOINED, H + 2 * K, "heads")
+            q_BTHC, k_BSKC, v_BSKC = jnp.split(joined_BTNC, (H, H + K), axis=2)
         else:
-            q_BTHC, k_BSKC = heads("query", H, "heads"), heads("key", K, "kv_heads")
-            v_BSKC = heads("value", K, "kv_heads")
-        if config.qk_norm:
-            q_BTHC, k_BSKC = normalised(q_BTHC, "query_norm", "heads"), normalised(k_BSKC, "key_norm", "kv_heads")
+            q_BTHC, k_BSKC, v_BSKC = _queries(config, x_BTD), *_keys_and_values(config, x_BTD)
+        q_BTHC, k_BSKC = _normalised(config, q_BTHC, "query_norm"), _normalised(config, k_BSKC, "key_norm")
         if turn is not None:
             q_BTHC, k_BSKC = rotate(q_BTHC, turn), rotate(k_BSKC, turn)
         q_BTHC = nn.with_logical_constraint(q_BTHC, ("batch", "sequence", "heads", "head"))
         k_BSKC, v_BSKC = _for_all_queries(k_BSKC), _for_all_queries(v_BSKC)
         if isinstance(seen, Recall) and memory is not None:
             memory, k_BKSC, v_BKSC = remember(memory, seen, k_BSKC, v_BSKC)
-            out_BTHC = attend_cached(q_BTHC, k_BKSC, v_BKSC, seen.mask_BTS, scoring)
+            out_BTHC = attend_cached(q_BTHC, k_BKSC, v_BKSC, seen.mask_BTS, _scoring(config))
         else:
-            out_BTHC = self.attention(q_BTHC, k_BSKC, v_BSKC, seen, scoring)
-        axes, std = ("heads", "head", "embed"), residual_std(config)
-        out = Projection((H, C, D), axes, dtype, std, contracted=2, bias=config.bias, name="out")
-        return out(out_BTHC), memory
+            out_BTHC = self.attention(q_BTHC, k_BSKC, v_BSKC, seen, _scoring(config))
+        return _out(config, out_BTHC), memory
+
+
+class Source(NamedTuple):
+    """What a decoder attends to beside itself: the encoder's output, or None where a cache has its keys and values.
+
+    `seen` is a mask [B or 1, T, S]; with a cache, where keys and values are kept and which of its slots hold any.
+    """
+
+    x_BSD: jax.Array | None
+    seen: jax.Array | Recall
+
+
+class CrossAttention(nn.Module):
+    """`SelfAttention` with the keys and values of a source, none of them turned (Vaswani et al. 2017, section 3.2.3).
+
+    With a memory they are kept in its `source` where they are given, and read from it in any case.
+    """
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, x_BTD: jax.Array, source: Source, memory: Memory | None) -> tuple[jax.Array, Memory | None]:
+        config, scoring = self.config, _scoring(self.config)
+        q_BTHC = _normalised(config, _queries(config, x_BTD), "query_norm")
+        q_BTHC = nn.with_logical_constraint(q_BTHC, ("batch", "sequence", "heads", "head"))
+        if source.x_BSD is not None:
+            k_BSKC, v_BSKC = _keys_and_values(config, source.x_BSD)
+            k_BSKC, v_BSKC = _for_all_queries(_normalised(config, k_BSKC, "key_norm")), _for_all_queries(v_BSKC)
+        if isinstance(source.seen, Recall):
+            assert memory is not None
+            assert memory.cache.source is not None
+            kept = Memory(memory.cache.source, memory.layer)
+            if source.x_BSD is not None:
+                kept, *_ = remember(kept, source.seen, k_BSKC, v_BSKC)
+            k_BKSC, v_BKSC = remembered(kept, q_BTHC.dtype)
+            out_BTHC = attend_cached(q_BTHC, k_BKSC, v_BKSC, source.seen.mask_BTS, scoring)
+            memory = memory._replace(cache=memory.cache._replace(source=kept.cache))
+        else:
+            out_BTHC = attend(q_BTHC, k_BSKC, v_BSKC, source.seen, scoring)
+        return _out(config, out_BTHC), memory
+
+
+def _scoring(config: ModelConfig) -> Scoring:
+    return Scoring(config.score_scale, config.attention_softcap)
+
+
+# What follows makes submodules of the attention that calls it.
+
+
+def _heads(config: ModelConfig, x_BTD: jax.Array, name: str, count: int, axis: str) -> jax.Array:
+    shape, axes, dtype = (config.d_model, count, config.head_width), ("embed", axis, "head"), config.dtype.value
+    return Projection(shape, axes, dtype, config.matrix_scale, bias=config.qkv_biased, name=name)(x_BTD)
+
+
+def _queries(config: ModelConfig, x_BTD: jax.Array) -> jax.Array:
+    return _heads(config, x_BTD, "query", config.n_head, "heads")
+
+
+def _keys_and_values(config: ModelConfig, x_BSD: jax.Array) -> tuple[jax.Array, jax.Array]:
+    key, value = (_heads(config, x_BSD, name, config.kv_heads, "kv_heads") for name in ("key", "value"))
+    return key, value
+
+
+def _normalised(config: ModelConfig, x_BTHC: jax.Array, name: str) -> jax.Array:
+    """Queries or keys under QK-norm, as they are in a model without."""
+    if not config.qk_norm:
+        return x_BTHC
+    each = config.qk_norm_over is QkNorm.HEAD
+    axis = "head" if each else {"query_norm": "heads", "key_norm": "kv_heads"}[name]
+    norm = Normalise(Norm.RMSNORM, config.norm_eps, bias=False, axis=axis, name=name)
+    return norm(x_BTHC) if each else norm(x_BTHC.reshape(*x_BTHC.shape[:2], -1)).reshape(x_BTHC.shape)
+
+
+def _out(config: ModelConfig, out_BTHC: jax.Array) -> jax.Array:
+    shape, axes = (config.n_head, config.head_width, config.d_model), ("heads", "head", "embed")
+    dtype, std = config.dtype.value, residual_std(config)
+    return Projection(shape, axes, dtype, std, contracted=2, bias=config.bias, name="out")(out_BTHC)

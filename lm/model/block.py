@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from lm.model.attention import Attention, Plain, SelfAttention
+from lm.model.attention import Attention, CrossAttention, Plain, SelfAttention, Source
 from lm.model.cache import Memory
 from lm.model.config import FeedForward, ModelConfig, NormPlacement, Remat
 from lm.model.experts import TOLD, MixtureOfExperts
@@ -26,7 +26,8 @@ class Block(nn.Module):
     It mixes positions by attention or by a recurrence, and may do without a feed-forward sublayer.
 
     The norm before a sublayer, or after the sum, bears its name; the one of its output is its `out_norm`. A parallel
-    block has one norm, which both sublayers read (Wang & Komatsuzaki 2021, GPT-J).
+    block has one norm, which all sublayers read (Wang & Komatsuzaki 2021, GPT-J). Behind an encoder, attention to its
+    output comes between the two others.
     """
 
     config: ModelConfig
@@ -34,7 +35,12 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(
-        self, carry: Carry, turn: Rotation | None, seen: tuple[Any, ...], windowed: jax.Array | bool = True
+        self,
+        carry: Carry,
+        turn: Rotation | None,
+        seen: tuple[Any, ...],
+        source: Source | None = None,
+        windowed: jax.Array | bool = True,
     ) -> tuple[Carry, None]:
         """One layer.
 
@@ -62,15 +68,24 @@ class Block(nn.Module):
             return attention(x_BTD, turn, _of_layer(seen, windowed), memory)
 
         feed_forward = (MixtureOfExperts if config.experts else PositionWise)(config, name="feed_forward")
+        cross = CrossAttention(config, name="cross")
         if config.parallel_block:
             h_BTD = normalised(x_BTD, "norm")
             y_BTD, memory = mixed(h_BTD)
-            x_BTD = x_BTD + y_BTD + feed_forward(h_BTD)
+            x_BTD = x_BTD + y_BTD
+            if source is not None:
+                y_BTD, memory = cross(h_BTD, source, memory)
+                x_BTD = x_BTD + y_BTD
+            x_BTD = x_BTD + feed_forward(h_BTD)
         else:
             y_BTD, memory = mixed(read(x_BTD, mixer_name))
             x_BTD = added(x_BTD, y_BTD, mixer_name)
+            if source is not None:
+                y_BTD, memory = cross(read(x_BTD, "cross"), source, memory)
+                x_BTD = added(x_BTD, y_BTD, "cross")
             if config.feed_forward is not FeedForward.NONE:
                 x_BTD = added(x_BTD, feed_forward(read(x_BTD, "feed_forward")), "feed_forward")
+        memory = None if memory is None else memory._replace(layer=memory.layer + 1)
         return (nn.with_logical_constraint(x_BTD, RESIDUAL), memory), None
 
 
@@ -88,7 +103,7 @@ def _keeps_products(primitive: Any, *operands: Any, **settings: Any) -> bool:
     return dots(primitive, *operands, **settings) or primitive.name == "ragged_dot_general"
 
 
-def stack(config: ModelConfig, attention: Attention) -> nn.Module:
+def stack(config: ModelConfig, attention: Attention, name: str = "layers") -> nn.Module:
     """All layers as one scan over their parameters, stacked [L, ...], and over `windowed` where they differ in it."""
     block = Block
     if config.remat is not Remat.NONE:
@@ -99,8 +114,8 @@ def stack(config: ModelConfig, attention: Attention) -> nn.Module:
         block,
         variable_axes={"params": 0, TOLD: 0},
         split_rngs={"params": True},
-        in_axes=nn.broadcast if len(config.window_kinds) == 1 else (nn.broadcast, nn.broadcast, 0),
+        in_axes=nn.broadcast if len(config.window_kinds) == 1 else (nn.broadcast, nn.broadcast, nn.broadcast, 0),
         length=config.n_layer,
         unroll=config.n_layer if config.unroll_layers else 1,
         metadata_params={nn.PARTITION_NAME: "layers"},
-    )(config, attention, name="layers")
+    )(config, attention, name=name)

@@ -7,11 +7,13 @@ slot holds in a row is said by its position there; -1 says none. That one array 
 lengths, several turns of a conversation and the ring of a sliding window alike.
 """
 
+import dataclasses
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from lm.model.config import CacheDtype, ModelConfig
 
@@ -26,7 +28,8 @@ class Cache(NamedTuple):
     are one array, or taken `apart`: a tuple of L arrays [B K, S, C].
     `position_BS` (int32) is the position of the token in a slot, `length_B` counts the tokens that each row has seen,
     `next` (int32) those that the slots have seen: the next token goes to slot next % S. `state_LBD` are the states
-    (float32) of recurrent layers, which have neither keys nor values.
+    (float32) of recurrent layers, which have neither keys nor values. `source` is a cache of what an encoder has read,
+    with the keys and values of attention to it.
     """
 
     k_LBKSC: jax.Array | tuple[jax.Array, ...] | None
@@ -37,6 +40,7 @@ class Cache(NamedTuple):
     length_B: jax.Array
     next: jax.Array
     state_LBD: tuple[jax.Array, ...] = ()
+    source: "Cache | None" = None
 
     @property
     def slots(self) -> int:
@@ -96,6 +100,10 @@ def empty_cache(
     def scale() -> jax.Array | None:
         return jnp.zeros(shape[:-1], jnp.float32) if dtype is CacheDtype.INT8 and slots else None
 
+    source = None
+    if config.encoder is not None:
+        alone = dataclasses.replace(config, encoder=None)
+        source = empty_cache(alone, batch, config.encoder.source_length, dtype, apart=apart)
     return Cache(
         stored(),
         stored(),
@@ -105,6 +113,7 @@ def empty_cache(
         jnp.zeros(batch, jnp.int32),
         jnp.zeros((), jnp.int32),
         tuple(jnp.zeros((config.n_layer, batch, config.d_model), jnp.float32) for _ in range(config.mixer.states)),
+        source,
     )
 
 
@@ -120,7 +129,7 @@ def grow(cache: Cache, config: ModelConfig, slots: int) -> Cache:
     k, v = jax.tree.map(lambda x: longer(x, -2), cache[:2])
     k_scale, v_scale = jax.tree.map(lambda x: longer(x, -1), cache[2:4])
     position_BS = jnp.pad(cache.position_BS, ((0, 0), (0, more)), constant_values=EMPTY)
-    return Cache(k, v, k_scale, v_scale, position_BS, cache.length_B, cache.next)
+    return cache._replace(k_LBKSC=k, v_LBKSC=v, k_scale_LBKS=k_scale, v_scale_LBKS=v_scale, position_BS=position_BS)
 
 
 def together(cache: Cache) -> Cache:
@@ -148,7 +157,8 @@ def take_rows(cache: Cache, row_N: jax.Array) -> Cache:
 
     (k, v, k_scale, v_scale), state_LBD = jax.tree.map(taken, (cache[:4], cache.state_LBD))
     position_BS, length_B = (jnp.take(x, row_N, axis=0, mode="clip") for x in (cache.position_BS, cache.length_B))
-    return Cache(k, v, k_scale, v_scale, position_BS, length_B, cache.next, state_LBD)
+    source = None if cache.source is None else take_rows(cache.source, row_N)
+    return Cache(k, v, k_scale, v_scale, position_BS, length_B, cache.next, state_LBD, source)
 
 
 def forget(cache: Cache, length_B: jax.Array) -> Cache:
@@ -196,6 +206,17 @@ def recall(cache: Cache, position_BT: jax.Array, window: int | None, fresh: bool
     return cache._replace(position_BS=position_BS, length_B=length_B, next=filled), Recall(mask_BTA, zero, source_BS)
 
 
+def recall_source(cache: Cache, position_BS: jax.Array | None) -> tuple[Cache, Recall]:
+    """As `recall` for the tokens of a source, all of which the decoder sees; None: they are there already."""
+    assert cache.source is not None
+    source, zero = cache.source, jnp.zeros((), jnp.int32)
+    if position_BS is None:
+        what = Recall(source.position_BS[:, None], zero, None)
+    else:
+        source, what = recall(source, position_BS, None, fresh=True)
+    return cache._replace(source=source), what._replace(mask_BTS=(source.position_BS != EMPTY)[:, None])
+
+
 def remember(memory: Memory, what: Recall, k_BTKC: jax.Array, v_BTKC: jax.Array) -> tuple[Memory, jax.Array, jax.Array]:
     """Writes the keys and values of a layer's T tokens; returns them with all that the tokens may see, [B, K, S, C]."""
     cache, layer = memory
@@ -214,7 +235,23 @@ def remember(memory: Memory, what: Recall, k_BTKC: jax.Array, v_BTKC: jax.Array)
         scale_LBKS1, all_scale_BKS1 = _write(scale_LBKS[..., None], layer, what, new_scale_BKT[..., None])
         changed[scale_name] = scale_LBKS1[..., 0]
         seen.append((all_BKSC.astype(jnp.float32) * all_scale_BKS1).astype(new_BTKC.dtype))
-    return Memory(cache._replace(**changed), layer + 1), seen[0], seen[1]
+    return Memory(cache._replace(**changed), layer), seen[0], seen[1]
+
+
+def remembered(memory: Memory, dtype: DTypeLike) -> tuple[jax.Array, jax.Array]:
+    """The keys and values that a layer holds, all slots of them, [B, K, S, C]."""
+    cache, layer = memory
+
+    def read(stored_LBKSC: Any, scale_LBKS: jax.Array | None) -> jax.Array:
+        if isinstance(stored_LBKSC, tuple):
+            return _rows(stored_LBKSC[layer], len(cache.length_B))
+        x_BKSC = jax.lax.dynamic_index_in_dim(stored_LBKSC, layer, keepdims=False)
+        if scale_LBKS is None:
+            return x_BKSC
+        scale_BKS = jax.lax.dynamic_index_in_dim(scale_LBKS, layer, keepdims=False)
+        return (x_BKSC.astype(jnp.float32) * scale_BKS[..., None]).astype(dtype)
+
+    return read(cache.k_LBKSC, cache.k_scale_LBKS), read(cache.v_LBKSC, cache.v_scale_LBKS)
 
 
 def _visible(query_BT: jax.Array, key_BS: jax.Array, window: int | None) -> jax.Array:

@@ -15,7 +15,7 @@ import itertools
 
 from lm.base.config import LATER
 from lm.base.errors import UsageError
-from lm.model.parts import Experts, RopeScaling, WidthScaling
+from lm.model.parts import Encoder, Experts, RopeScaling, WidthScaling
 
 
 class Norm(enum.StrEnum):
@@ -146,14 +146,14 @@ class CacheDtype(enum.StrEnum):
 # What fields must be without the sublayer that reads them.
 _WITHOUT_ATTENTION = {
     **{"positions": Positions.NONE, "n_head": 1, "n_kv_head": None, "d_head": None, "window": None, "qk_norm": False},
-    **{"qkv_bias": None, "attention_scale": None, "attention_softcap": None},
+    **{"qkv_bias": None, "attention_scale": None, "attention_softcap": None, "encoder": None},
 }
 _WITHOUT_FEED_FORWARD = {"d_ff": 0, "experts": None, "parallel_block": False}
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """A decoder-only transformer, or recurrent layers in its place.
+    """A transformer, a decoder alone or behind an encoder, or recurrent layers in its place.
 
     Raises:
       UsageError: a number out of its range, widths and heads that do not fit together, or choices that contradict.
@@ -194,6 +194,7 @@ class ModelConfig:
     width_scaling: WidthScaling | None = dataclasses.field(default=None, metadata=LATER)
     mixer: Mixer = dataclasses.field(default=Mixer.ATTENTION, metadata=LATER)
     patch_width: int | None = dataclasses.field(default=None, metadata=LATER)  # numbers that may replace a token
+    encoder: Encoder | None = dataclasses.field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
         wide = () if self.feed_forward is FeedForward.NONE else ("d_ff",)
@@ -262,6 +263,14 @@ class ModelConfig:
             for name, only in needed.items():
                 if without and getattr(self, name) != only:
                     raise _contradiction(choice, f"{name} is not {str(only).lower()}")
+        for name in ("window", "patch_width"):
+            if self.encoder is not None and getattr(self, name) is not None:
+                raise _contradiction("encoder is given", f"{name} is {getattr(self, name)}: it is of decoders alone")
+        if self.encoder is not None and self.encoder.source_length >= self.context_length:
+            raise _contradiction(
+                f"encoder.source_length is {self.encoder.source_length}",
+                f"context_length {self.context_length} leaves nothing to predict from it",
+            )
 
     @property
     def kv_heads(self) -> int:
@@ -285,6 +294,37 @@ class ModelConfig:
         if self.mixer.recurrent:
             return 0
         return self.window if all(self.window_layers) else None
+
+    @property
+    def predicted_length(self) -> int:
+        """Positions of a window that predict, and so bear loss: all, or those from the last of the source on."""
+        return self.context_length - self.lead
+
+    @property
+    def lead(self) -> int:
+        """Tokens of a window before the first position that predicts."""
+        return 0 if self.encoder is None else self.encoder.source_length - 1
+
+    @property
+    def processed_length(self) -> int:
+        """Positions of a window that layers read; the last token of a source is read twice."""
+        return self.context_length + (self.encoder is not None)
+
+    @property
+    def position_count(self) -> int:
+        """Rows of a table of positions: as many as the longer stack reads."""
+        return max(self.lead + 1, self.predicted_length)
+
+    @property
+    def encoder_stack(self) -> "ModelConfig":
+        """The encoder, where there is one, as a stack of layers by itself."""
+        assert self.encoder is not None
+        return dataclasses.replace(self, n_layer=self.encoder.n_layer, encoder=None)
+
+    @property
+    def attentions(self) -> int:
+        """How often a layer mixes positions: its own, and behind an encoder those of the source too."""
+        return 1 if self.encoder is None else 2
 
     @property
     def qkv_biased(self) -> bool:

@@ -50,6 +50,21 @@ class Counting:
             raise UsageError("order is 0, which counts nothing, and pseudocount is given", where="config.model",
                              do="Change one of them.")  # fmt: skip
 
+    @property
+    def predicted_length(self) -> int:
+        """Positions of a window that predict, as of `ModelConfig`: all."""
+        return self.context_length
+
+    @property
+    def lead(self) -> int:
+        """Tokens of a window before the first of them: none."""
+        return 0
+
+    @property
+    def processed_length(self) -> int:
+        """Positions of a window that are read."""
+        return self.context_length
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Level:

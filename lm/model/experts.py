@@ -105,5 +105,5 @@ def router_losses(told: Any) -> dict[str, jax.Array]:
     are equal (Fedus et al. 2021, eq. 4); "router_z_loss" the mean of logsumexp(logits)^2 (Zoph et al. 2022,
     arXiv:2202.08906, eq. 5).
     """
-    found = told.get(TOLD, {}).get("layers", {}).get("feed_forward", {})
-    return {name: jnp.mean(value_L) for name, value_L in found.items()}
+    stacks = [stack["feed_forward"] for stack in told.get(TOLD, {}).values()]
+    return jax.tree.map(lambda *value_L: jnp.mean(jnp.concatenate(value_L)), *stacks) if stacks else {}

@@ -94,6 +94,8 @@ def choose(config: ModelConfig, length: int, mesh: Mesh, rules: Sequence[tuple[s
 
     A `Plain` says why it is no kernel.
     """
+    if config.encoder is not None:
+        return Plain("no kernel here is for a decoder behind an encoder")
     device = mesh.devices.flat[0]
     batch, sequence, heads = (_axes(name, rules) for name in ("batch", "sequence", "heads"))
     if device.platform not in ("tpu", "gpu") or (device.platform == "gpu" and "NVIDIA" not in device.device_kind):

@@ -12,8 +12,8 @@ from lm.model.config import ModelConfig, Norm
 
 
 def residual_std(config: ModelConfig) -> float:
-    """Of matrices that write to the residual stream, so that its variance does not grow with the 2L sublayers."""
-    return config.matrix_scale * (2 * config.n_layer) ** -0.5
+    """Of matrices that write to the residual stream, so that its variance does not grow with the sublayers."""
+    return config.matrix_scale * ((config.attentions + 1) * config.n_layer) ** -0.5
 
 
 def named(init: Callable[..., jax.Array], axes: tuple[str, ...]) -> Callable[..., Any]:

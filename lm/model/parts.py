@@ -79,6 +79,26 @@ class Experts:
 
 
 @dataclasses.dataclass(frozen=True)
+class Encoder:
+    """Layers that read the first `source_length` tokens of a window, each seeing all of them, in front of a decoder.
+
+    The decoder begins with the last of them, predicts what follows, and attends to what the encoder made (Vaswani et
+    al. 2017, arXiv:1706.03762). Both count positions from 0 and share the tables of tokens and positions.
+
+    Raises:
+      UsageError: a number that is not positive.
+    """
+
+    n_layer: int
+    source_length: int
+
+    def __post_init__(self) -> None:
+        for name in ("n_layer", "source_length"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} is {getattr(self, name)}; it must be positive", where="config.model.encoder")
+
+
+@dataclasses.dataclass(frozen=True)
 class WidthScaling:
     """The maximal-update parameterisation: a learning rate that is best at `base_width` is so at every width.
 

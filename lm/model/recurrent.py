@@ -169,4 +169,4 @@ def _after(memory: Memory, course: Course, start: State, end: State) -> Memory:
         jax.lax.dynamic_update_index_in_dim(before_LBD, end_BD, layer, 0)
         for before_LBD, end_BD in zip(cache.state_LBD, end, strict=True)
     )
-    return Memory(cache._replace(state_LBD=state_LBD), layer + 1)
+    return Memory(cache._replace(state_LBD=state_LBD), layer)

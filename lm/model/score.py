@@ -18,7 +18,9 @@ import numpy as np
 from lm.base.errors import RunError, UsageError
 
 LogProbFn = Callable[[Any, np.ndarray, np.ndarray, np.ndarray | None], Any]
-"""(params, inputs_BT, targets_BT, segments_BT or None) -> logp_BT"""
+"""(params, inputs_BT, targets_BT, segments_BT or None) -> logp_BT, of the last places of a row where not of all"""
+
+BEFORE = 0  # the document id of places before a stream; its documents count from 1
 
 
 def token_log_probs(logits_BTV: jax.Array, targets_BT: jax.Array) -> jax.Array:
@@ -29,6 +31,11 @@ def token_log_probs(logits_BTV: jax.Array, targets_BT: jax.Array) -> jax.Array:
     is_target_BTV = jax.lax.broadcasted_iota(targets_BT.dtype, logits_BTV.shape, 2) == targets_BT[..., None]
     target_BT = jnp.sum(jnp.where(is_target_BTV, shifted_BTV, 0.0), axis=-1)
     return target_BT - jnp.log(jnp.sum(jnp.exp(shifted_BTV), axis=-1))
+
+
+def predicted(logits_BTV: jax.Array, x_BT: jax.Array) -> jax.Array:
+    """What stands at the places of a row that have logits, which are its last (`Transformer`)."""
+    return x_BT[:, x_BT.shape[1] - logits_BTV.shape[1] :]
 
 
 class Bos(enum.StrEnum):
@@ -113,37 +120,41 @@ def score_windows(
     window: int,
     batch_size: int,
     segment_mask: bool = False,
+    lead: int = 0,
 ) -> Scored:
     """Scores the tokens of the windows that begin at `starts` (ascending), each once, in one compiled shape.
 
     Args:
-      log_prob_fn: called with int32 arrays [batch_size, window] only; a last batch is filled up with copies, which are
-        thrown away, as is whatever lies behind the end of the stream.
+      log_prob_fn: called with int32 arrays [batch_size, lead + window] only; a last batch is filled up with copies,
+        which are thrown away, as is whatever lies behind the end of the stream.
       segment_mask: hands document ids to `log_prob_fn`, so that attention stays inside documents; else None.
+      lead: tokens before each window that the model reads and predicts nothing of: the source of an encoder but for
+        its last. Where there are fewer, ids say so (`BEFORE`), with or without `segment_mask`.
     """
     starts_W = np.asarray(starts, np.int64)
     scored_before_W = np.concatenate([[0], np.maximum(starts_W[:-1] + window - starts_W[1:], 0)])
     last = len(stream.tokens) - 1
-    offsets_1T = np.arange(window, dtype=np.int64)[None, :]
+    offsets_1T = np.arange(-lead, window, dtype=np.int64)[None, :]
     indices, log_probs = [], []
     waiting: list[tuple[np.ndarray, np.ndarray, Any]] = []
 
     def collect() -> None:
         rows_B, target_BT, device_BT = waiting.pop(0)
-        fresh_BT = (offsets_1T >= scored_before_W[rows_B][:, None]) & (target_BT <= last)
+        fresh_BT = (offsets_1T[:, lead:] >= scored_before_W[rows_B][:, None]) & (target_BT <= last)
         indices.append(target_BT[fresh_BT])
         log_probs.append(np.asarray(device_BT, np.float32)[: len(rows_B)][fresh_BT])
 
     for first in range(0, len(starts_W), batch_size):
         rows_B = np.arange(first, min(first + batch_size, len(starts_W)))
         filled_B = np.resize(rows_B, batch_size)
-        input_BT = np.minimum(starts_W[filled_B][:, None] + offsets_1T, last)
-        target_BT = np.minimum(input_BT + 1, last)
+        place_BT = starts_W[filled_B][:, None] + offsets_1T
         segments_BT = None
         if segment_mask:
-            segments_BT = np.searchsorted(stream.document_starts, input_BT, side="right").astype(np.int32)
-        inputs_BT, targets_BT = (stream.tokens[index].astype(np.int32) for index in (input_BT, target_BT))
-        beyond_BT = starts_W[rows_B][:, None] + offsets_1T + 1
+            segments_BT = np.searchsorted(stream.document_starts, np.minimum(place_BT, last), "right").astype(np.int32)
+        elif lead:
+            segments_BT = np.where(place_BT < 0, BEFORE, BEFORE + 1).astype(np.int32)
+        inputs_BT, targets_BT = (stream.tokens[np.clip(place_BT + ahead, 0, last)].astype(np.int32) for ahead in (0, 1))
+        beyond_BT = starts_W[rows_B][:, None] + offsets_1T[:, lead:] + 1
         waiting.append((rows_B, beyond_BT, log_prob_fn(params, inputs_BT, targets_BT, segments_BT)))
         if len(waiting) > 1:  # fetched one batch late, so that the device never waits for the host
             collect()

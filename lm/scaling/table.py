@@ -52,6 +52,7 @@ COLUMNS: tuple[Column, ...] = (
         tokens="predicted in training, repeats counted",
         tokens_unique="distinct training tokens among them",
         tokens_per_step="in one optimizer step",
+        tokens_processed="positions that layers read in training: more than `tokens` where an encoder reads some",
     ),
     *_columns(
         "",

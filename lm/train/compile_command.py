@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lm.base.config import build, load_file, override, to_dict
-from lm.base.errors import RunError
+from lm.base.errors import RunError, UsageError
 from lm.base.files import atomic, refuse_target
 from lm.base.progress import console
 from lm.base.signals import answering
@@ -21,13 +21,16 @@ def run(args: argparse.Namespace) -> None:
     """Carries out the command.
 
     Raises:
-      UsageError: no such slice, no libtpu, a mesh that does not divide.
+      UsageError: no such slice, no libtpu, a mesh that does not divide, or an encoder.
       RunError: the step does not fit (told after all that is known of it), or nothing that was searched does.
       KeyboardInterrupt: a search was stopped by SIGINT or SIGTERM; what it had found is told.
     """
     if args.json:
         refuse_target(args.json)
     config = override(build(RunConfig, load_file(args.config)), args.overrides)
+    if config.model.encoder is not None:
+        what = "encoder is given, and the products and traffic of a step are known of decoders by themselves"
+        raise UsageError(what, where="config.model", do="Leave it out: lm count counts its FLOPs.")
     if args.search:
         _search(config, args)
         return

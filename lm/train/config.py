@@ -130,7 +130,7 @@ class RunConfig:
     @property
     def tokens_per_step(self) -> int:
         """Tokens predicted in one optimizer step."""
-        return self.batch_size * self.model.context_length
+        return self.batch_size * self.model.predicted_length
 
 
 @dataclasses.dataclass(frozen=True)

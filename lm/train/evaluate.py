@@ -41,8 +41,9 @@ def evaluate(
     """Scores text files, folders or globs, each on its own, all of which are read first.
 
     Args:
-      window: tokens of context at most; None: the model's context length. The whole text where that is shorter.
-      stride: tokens scored by each further window; None: `window`, so that windows do not overlap.
+      window: tokens of context at most; None: the model's context length. The whole text where that is shorter. An
+        encoder's source is in it: what is scored is the rest, and the source alone overlaps.
+      stride: tokens scored by each further window; None: all that it can, so that those do not overlap.
       separator: splits .txt files into documents.
 
     Raises:
@@ -51,7 +52,10 @@ def evaluate(
     """
     model = run.model
     window = model.context_length if window is None else window
-    stride = window if stride is None else stride
+    if 0 < window <= model.lead:
+        what = f"{window} is shorter than the encoder's source_length of {model.lead + 1}"
+        raise UsageError(what, where="--window", do="What comes after the source is scored.")
+    stride = window - model.lead if stride is None else stride
     learned = isinstance(model, ModelConfig) and model.positions is Positions.LEARNED
     if learned and window > model.context_length:
         raise UsageError(f"{window} is longer than the model's {model.context_length} learned positions",
@@ -65,11 +69,14 @@ def evaluate(
 def _evaluated(
     run: LoadedModel | LoadedCounts, stream: Stream, window: int, stride: int, mesh: Mesh, log_probs: LogProbFn
 ) -> Evaluation:
-    starts = sliding_windows(len(stream.tokens), window, stride)
-    window = min(window, len(stream.tokens) - 1)  # a longer one would be computed, and held in memory, for nothing
-    stride = min(stride, window)
+    lead = run.model.lead
+    starts = sliding_windows(len(stream.tokens), window - lead, stride)
+    # A longer one would be computed, and held in memory, for nothing.
+    window = min(window, lead + len(stream.tokens) - 1)
+    stride = min(stride, window - lead)
     rows = min(rows_at_once(window, mesh), -(-len(starts) // mesh.size) * mesh.size)
-    scored = score_windows(log_probs, run.params, stream, starts, window, rows, run.data.segment_mask)
+    mask = run.data.segment_mask
+    scored = score_windows(log_probs, run.params, stream, starts, window - lead, rows, mask, lead)
     if stream.bos is Bos.BEGIN:
         kept = stream.tokens[scored.indices] != run.tokenizer.bos_id
         scored = Scored(scored.indices[kept], scored.log_probs[kept])

@@ -1,5 +1,7 @@
 """Whether a run fits its tokenizer and its devices: refused here, rather than wrong deep inside a compiled step."""
 
+import math
+
 from jax.sharding import Mesh
 
 from lm.base.errors import UsageError
@@ -50,13 +52,13 @@ def check_mesh(config: RunConfig, mesh: Mesh) -> None:
         "batch": ("rows a microbatch (batch_size / accumulate)", config.batch_size // config.accumulate),
         "sequence": ("context_length", model.context_length),
         "keys": ("context_length", model.context_length),
-        "position": ("context_length", model.context_length),
+        "position": ("positions of the table", model.position_count),
         "embed": ("d_model", model.d_model),
         "norm": ("d_model", model.d_model),
         "mlp": ("d_ff", model.d_ff),
         **widths,
         "vocab": ("vocab_size", model.vocab_size),
-        "layers": ("n_layer", model.n_layer),
+        "layers": ("n_layer", math.gcd(model.n_layer, model.encoder.n_layer if model.encoder else 0)),
         **({"experts": ("experts.count", model.experts.count)} if model.experts else {}),
         **({"patch": ("patch_width", model.patch_width)} if model.patch_width else {}),
     }

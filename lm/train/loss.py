@@ -4,22 +4,22 @@ import jax
 import jax.numpy as jnp
 
 from lm.model.config import Experts
-from lm.model.score import token_log_probs
+from lm.model.score import predicted, token_log_probs
 
 
 def loss_sums(logits_BTV, batch: dict, z_loss: float) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Summed objective of a microbatch, and the sums that its metrics are made of.
 
     Args:
-      logits_BTV: float32.
+      logits_BTV: float32, of all places of a row or of the last ones; others bear no loss.
       batch: "targets" int32 [B, T] and "weights" float32 [B, T] (0 leaves a position out).
       z_loss: weight of logsumexp(logits)^2 (Chowdhery et al. 2022, arXiv:2204.02311, section 5).
 
     Returns:
       The objective in nats summed over tokens, and {"nll": nats, "tokens": weight}.
     """
-    weights_BT = batch["weights"]
-    nll = -jnp.sum(token_log_probs(logits_BTV, batch["targets"]) * weights_BT)
+    targets_BT, weights_BT = (predicted(logits_BTV, batch[name]) for name in ("targets", "weights"))
+    nll = -jnp.sum(token_log_probs(logits_BTV, targets_BT) * weights_BT)
     objective = nll
     if z_loss:
         objective += z_loss * jnp.sum(jnp.square(jax.nn.logsumexp(logits_BTV, axis=-1)) * weights_BT)

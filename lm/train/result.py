@@ -98,6 +98,7 @@ def common_columns(
         "tokens": config.steps * config.tokens_per_step,
         "tokens_unique": sum(min(read.tokens, read.epoch_tokens) for read in reads),
         "tokens_per_step": config.tokens_per_step,
+        "tokens_processed": config.steps * config.batch_size * config.model.processed_length,
         "steps": config.steps,
         "loss": score.nats_per_token,
         "loss_se": score.standard_error,
@@ -136,10 +137,10 @@ class _Read:
 
 
 def _reads(config: AnyRun, corpus: Corpus) -> list[_Read]:
-    length = config.model.context_length
+    window, predicted = config.model.context_length, config.model.predicted_length
     rows = dealt([part.share for part in corpus.parts], config.steps * config.batch_size)
     return [
-        _Read(part.name, float(part.share), count * length, count_windows(part.file, length) * length)
+        _Read(part.name, float(part.share), count * predicted, count_windows(part.file, window) * predicted)
         for part, count in zip(corpus.parts, rows, strict=True)
     ]
 

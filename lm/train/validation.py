@@ -21,6 +21,7 @@ from lm.model.score import (
     Score,
     Stream,
     evaluation_windows,
+    predicted,
     score_windows,
     stream_of,
     summarise,
@@ -38,8 +39,7 @@ class Validation:
 
     def __init__(self, config: AnyRun, corpus: Corpus, mesh: Mesh):
         self._config = config
-        window = config.model.context_length
-        self._rows = rows_at_once(window, mesh)
+        self._rows = rows_at_once(config.model.context_length, mesh)
         rules = config.mesh.rules if isinstance(config, RunConfig) else ()
         self._log_probs = log_prob_fn(config.model, mesh, rules)
         token_bytes_V = corpus.tokenizer.token_bytes
@@ -59,17 +59,17 @@ class Validation:
             before_batch()
             return self._log_probs(*batch)
 
-        window, mask = self._config.model.context_length, self._config.data.segment_mask
-        scores = {}
+        model, mask = self._config.model, self._config.data.segment_mask
+        scores, stride = {}, model.predicted_length
         for name, (stream, starts) in self._sets.items():
-            scored = score_windows(log_probs, params, stream, starts, window, self._rows, mask)
-            scores[name] = summarise(scored, stream, window, window)
+            scored = score_windows(log_probs, params, stream, starts, stride, self._rows, mask, model.lead)
+            scores[name] = summarise(scored, stream, model.context_length, stride)
         if VALIDATION in scores:
             return scores
         return {VALIDATION: mixed([(share, scores[name]) for name, share in self._shares.items()]), **scores}
 
     def _windows(self, file: TokenFile, stream: Stream) -> tuple[Stream, Any]:
-        window = self._config.model.context_length
+        window = self._config.model.predicted_length
         return stream, evaluation_windows(file.tokens, window, max(1, self._config.eval_tokens // window))
 
 
@@ -129,7 +129,7 @@ def log_prob_fn(
         model = Transformer(config, attention=attention)
         with sharded(mesh, rules):
             logits_BTV = jnp.asarray(model.apply({"params": params}, batch["inputs"], batch["segments"]))
-        return read(logits_BTV, batch["targets"])
+        return read(logits_BTV, predicted(logits_BTV, batch["targets"]))
 
     def spread(params, inputs_BT, targets_BT, segments_BT):
         batch = {"inputs": inputs_BT, "targets": targets_BT, "segments": segments_BT}

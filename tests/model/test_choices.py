@@ -11,6 +11,7 @@ from tests.model.variants import tiny
 LLAMA3 = ("rope_scaling.kind=llama3", "rope_scaling.factor=8", "rope_scaling.original_context=8",
           "rope_scaling.low_freq_factor=1", "rope_scaling.high_freq_factor=4")  # fmt: skip
 EXPERTS = ("experts.count=4", "experts.chosen=2")
+ENCODER = ("encoder.n_layer=1", "encoder.source_length=4")
 BEFORE = {
     *(
         "vocab_size",
@@ -57,6 +58,9 @@ def chosen(*assignments: str) -> ModelConfig:
         ([*EXPERTS, "experts.shared=-1"], "shared is -1"),
         ([*EXPERTS, "experts.balance_loss=-1"], "balance_loss is -1"),
         (["width_scaling.base_width=0"], "base_width is 0"),
+        ([*ENCODER, "encoder.source_length=8"], "source_length is 8, and context_length 8 leaves nothing"),
+        ([*ENCODER, "window=3"], "encoder is given, .* and window is 3"),
+        ([*ENCODER, "encoder.n_layer=0"], "n_layer is 0"),
         (["width_scaling.base_width=8", "init_std=none"], "width_scaling is given, and init_std is none"),
         (
             ["width_scaling.base_width=8", "width_scaling.base_head=4", "attention_scale=1"],
