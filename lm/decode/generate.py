@@ -102,10 +102,8 @@ class Decoder:
     ) -> Prefilled:
         """Reads the prompts (ids, an array a row) into a cache with room for the answers and `spare` tokens more.
 
-        An encoder takes their last `source_length` tokens.
-
-        Unless the `whole` is asked for, a cache that costs more to read than the parameters has only room for the
-        beginning: `advance` makes it longer.
+        An encoder takes their last `source_length` tokens. Unless the `whole` is asked for, a cache that costs more to
+        read than the parameters has only room for the beginning: `advance` makes it longer.
 
         Raises:
           UsageError: no prompt, an empty one, an id outside the vocabulary, or more tokens than the context holds.

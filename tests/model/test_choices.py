@@ -59,7 +59,9 @@ def chosen(*assignments: str) -> ModelConfig:
         ([*EXPERTS, "experts.balance_loss=-1"], "balance_loss is -1"),
         (["width_scaling.base_width=0"], "base_width is 0"),
         ([*ENCODER, "encoder.source_length=8"], "source_length is 8, and context_length 8 leaves nothing"),
-        ([*ENCODER, "window=3"], "encoder is given, .* and window is 3"),
+        ([*ENCODER, "window=3"], "encoder is given, and window is 3"),
+        ([*ENCODER, "patch_width=4"], "encoder is given, and patch_width is 4"),
+        ([*ENCODER, "mixer=gru", "positions=none", "n_head=1"], "mixer is gru, and encoder is not none"),
         ([*ENCODER, "encoder.n_layer=0"], "n_layer is 0"),
         (["width_scaling.base_width=8", "init_std=none"], "width_scaling is given, and init_std is none"),
         (
