@@ -29,7 +29,7 @@ FORMULAS = {
 }
 
 
-@pytest.mark.parametrize("kind", FeedForward)
+@pytest.mark.parametrize("kind", FORMULAS)
 def test_each_kind_is_its_formula(kind):
     values = {"gate": np.linspace(-3, 3, 13), "up": np.linspace(2, -2, 13)}
     asked = []
