@@ -95,8 +95,8 @@ class Batches:
             return told | {"windows": told["windows"][0], "text": told["text"][0]}
         return told | {"shares": [str(part.share) for part in self.parts]}
 
-    def origins(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """The corpus of each of this process's rows [B] of the batch at `step`, and which window of it the row is."""
+    def origins(self, step: int) -> tuple[np.ndarray | None, np.ndarray]:
+        """The corpus (None where there is only one) and the window in it that each of this process's rows [B] is."""
         steps = max(1, _BLOCK_ROWS // self.rows)
         number, place = divmod(step, steps)
         block: tuple[int, Any, Any] = self._block  # type: ignore[attr-defined]  # one read: threads may replace it
@@ -105,9 +105,11 @@ class Batches:
             row_B = np.arange(self.process_index * self.rows, (self.process_index + 1) * self.rows, dtype=np.uint64)
             block = (number, *self._origins_of(first_S1 * np.uint64(self.batch_size) + row_B))
             object.__setattr__(self, "_block", block)
-        return block[1][place], block[2][place]
+        return None if block[1] is None else block[1][place], block[2][place]
 
-    def _origins_of(self, row_SB: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _origins_of(self, row_SB: np.ndarray) -> tuple[np.ndarray | None, np.ndarray]:
+        if len(self.parts) == 1:
+            return None, window_order(self.seed, self.windows[0], row_SB)
         corpus_SB, number_SB = deal([part.share for part in self.parts], row_SB)
         window_SB = np.empty(row_SB.shape, np.int64)
         for corpus, windows in enumerate(self.windows):
@@ -118,7 +120,8 @@ class Batches:
     def __getitem__(self, step: int) -> Batch:
         if step < 0:
             raise IndexError(f"step {step} is negative")
-        tokens_BW = self._tokens(*self.origins(step))
+        corpus_B, window_B = self.origins(step)
+        tokens_BW = self._texts[0][window_B] if corpus_B is None else self._gathered(corpus_B, window_B)
         batch: Batch = {
             "inputs": tokens_BW[:, :-1].astype(np.int32),
             "targets": tokens_BW[:, 1:].astype(np.int32),
@@ -129,9 +132,7 @@ class Batches:
             batch["segments"] = np.cumsum(batch["inputs"] == eos_id, axis=1, dtype=np.int32)
         return batch
 
-    def _tokens(self, corpus_B: np.ndarray, window_B: np.ndarray) -> np.ndarray:
-        if len(self._texts) == 1:
-            return self._texts[0][window_B]
+    def _gathered(self, corpus_B: np.ndarray, window_B: np.ndarray) -> np.ndarray:
         tokens_BW = np.empty((self.rows, self.context_length + 1), self._texts[0].dtype)
         for corpus, text_NW in enumerate(self._texts):
             own_B = corpus_B == corpus

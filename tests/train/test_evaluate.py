@@ -86,6 +86,24 @@ def test_a_window_beyond_the_text_is_the_whole_text(run, capsys):
     assert found == whole
 
 
+def test_several_texts_are_scored_as_each_alone(run, capsys):
+    texts = {"one": "abcabc abd " * 9, "two": "dba"}
+    paths = {name: run / f"{name}.txt" for name in texts}
+    for name, text in texts.items():
+        paths[name].write_text(text)
+    asked = [part for path in paths.values() for part in ("--text", path)]
+    found = evaluated(capsys, "--checkpoint", run / "run", *asked)
+    for path in paths.values():
+        assert found[str(path)] == evaluated(capsys, "--checkpoint", run / "run", "--text", path)
+    command = ["eval", "--checkpoint", str(run / "run"), *map(str, asked)]
+    assert main(command) == 0
+    _, *lines = capsys.readouterr().out.splitlines()
+    for line, (path, score) in zip(lines, found.items(), strict=False):
+        assert line.split()[:4] == [path, f"{score['nats_per_token']:.4f}", "-", f"{score['bits_per_byte']:.4f}"]
+    assert main([*command, "--per-token", str(run / "tokens.jsonl")]) == 2
+    assert "--per-token: is of one text" in capsys.readouterr().err
+
+
 def test_the_record_of_a_run_is_a_config_file(run, capsys):
     assert main(["count", "--config", str(run / "run" / "config.json"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)
