@@ -95,8 +95,13 @@ class Batches:
             return told | {"windows": told["windows"][0], "text": told["text"][0]}
         return told | {"shares": [str(part.share) for part in self.parts]}
 
-    def origins(self, step: int) -> tuple[np.ndarray | None, np.ndarray]:
-        """The corpus (None where there is only one) and the window in it that each of this process's rows [B] is."""
+    def origins(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """The corpus of each of this process's rows [B] of the batch at `step`, and which window of it the row is."""
+        corpus_B, window_B = self._origins(step)
+        return np.zeros_like(window_B) if corpus_B is None else corpus_B, window_B
+
+    def _origins(self, step: int) -> tuple[np.ndarray | None, np.ndarray]:
+        """As `origins`; there is nothing to say of the corpus where it is the only one."""
         steps = max(1, _BLOCK_ROWS // self.rows)
         number, place = divmod(step, steps)
         block: tuple[int, Any, Any] = self._block  # type: ignore[attr-defined]  # one read: threads may replace it
@@ -120,7 +125,7 @@ class Batches:
     def __getitem__(self, step: int) -> Batch:
         if step < 0:
             raise IndexError(f"step {step} is negative")
-        corpus_B, window_B = self.origins(step)
+        corpus_B, window_B = self._origins(step)
         tokens_BW = self._texts[0][window_B] if corpus_B is None else self._gathered(corpus_B, window_B)
         batch: Batch = {
             "inputs": tokens_BW[:, :-1].astype(np.int32),
