@@ -4,6 +4,7 @@ import re
 import shutil
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from lm.base.errors import UsageError
@@ -216,3 +217,13 @@ def test_numbers_read_well(value, shown):
 
 def test_the_formula_is_set_with_its_exponents():
     assert markup.formula("E + A / N^alpha + B / D^beta") == "E + A / N<sup>α</sup> + B / D<sup>β</sup>"
+
+
+def test_a_baseline_stands_among_the_cells_and_the_law_says_nothing_of_it(sweep_copy):
+    table = pd.read_csv(sweep_copy / "table.csv")
+    counted = table.iloc[:1].assign(cell="counted", role="baseline", params_total=0, flops_matmul=0)
+    pd.concat([table, counted]).to_csv(sweep_copy / "table.csv", index=False)
+    [row] = re.findall(r"<tr><td>counted</td>.*?</tr>", _words(sweep_copy), re.DOTALL)
+    assert "baseline" in row
+    assert "nan" not in row
+    assert row.count("<td></td>") == 2  # prediction and error

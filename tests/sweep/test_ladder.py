@@ -1,11 +1,14 @@
 """Ladders as data: the algebra of points, sizes from a rule, lengths from budgets, strictness."""
 
+import json
+
 import pytest
 
-from lm.base.config import build
+from lm.base.config import build, to_dict
 from lm.base.errors import UsageError
 from lm.data.corpus import prepare, tokenize
 from lm.model.accounting import Flops, count_parameters, step_flops
+from lm.sweep.cell import Order, carry_out
 from lm.sweep.ladder import Cell, Ladder, Role, axis, chain, grid, isoflop, load_ladder, product, sizes, zip_
 from lm.sweep.local import slots
 from lm.train.config import CountingRun, RunConfig
@@ -171,3 +174,13 @@ def test_a_cell_that_counts_takes_from_the_base_what_it_shares_with_it(base):
 def test_what_counting_has_not_is_refused_by_name(base, cell, said):
     with pytest.raises(UsageError, match=said):
         Cell(COUNTED, **cell).config(base)
+
+
+def test_a_counting_cell_is_carried_out_as_any_other(base, tmp_path):
+    (tmp_path / "text.txt").write_text("\n\n".join(f"document {i} of some words {i * i}" for i in range(60)))
+    data = {"data.corpus": str(tmp_path / "text.txt"), "data.separator": "\n\n", "data.validation_fraction": 0.2}
+    config = Cell(COUNTED | data, role=Role.BASELINE, tokens=640).config(base)
+    labels = {"sweep": "x", "role": "baseline", "budget": 0.0}
+    assert carry_out(Order(to_dict(config), str(tmp_path / "run"), str(tmp_path / "cache"), labels)) == 0
+    row = json.loads((tmp_path / "run/result.json").read_bytes())
+    assert (row["role"], row["tokens"], row["flops_matmul"]) == ("baseline", 640, 0)
