@@ -108,6 +108,8 @@ def test_other_shapes_are_refused(run, capsys):
     assert "its parameters have other shapes than this model's: params.encoder" in capsys.readouterr().err
     assert main(["compile", *config, *FLAGS, "--topology", "v5e:2x2"]) == 2
     assert "encoder is given" in capsys.readouterr().err
+    assert main(["export", str(run / "run"), "--out", str(run / "out")]) == 2
+    assert "model.encoder" in capsys.readouterr().err
 
 
 def on_a_mesh(**axes: int) -> dict[str, float]:
