@@ -133,8 +133,8 @@ WHOLE = [
         COVERING[0],
         *(pytest.param(case, marks=pytest.mark.slow) for case in [*COVERING[1:], *COVERING_MORE[:3]]),
         *(pytest.param(case, marks=pytest.mark.full) for case in COVERING_MORE[3:]),
-        *(pytest.param(case, marks=pytest.mark.slow) for case in RECURRENT[:2]),
-        *(pytest.param(case, marks=pytest.mark.full) for case in RECURRENT[2:]),
+        pytest.param(RECURRENT[0], marks=pytest.mark.slow),
+        *(pytest.param(case, marks=pytest.mark.full) for case in RECURRENT[1:]),
     ],
     ids=identify,
 )
@@ -195,7 +195,7 @@ def test_a_prefill_is_so_many_single_steps(changes):
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, LSTM, *(pytest.param(each, marks=pytest.mark.slow) for each in (WINDOWED, GRU))],
+    [{}, LSTM, pytest.param(WINDOWED, marks=pytest.mark.slow), pytest.param(GRU, marks=pytest.mark.full)],
     ids=["all", "lstm", "window", "gru"],
 )
 def test_going_on_with_several_tokens_is_the_full_forward(changes):

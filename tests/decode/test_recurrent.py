@@ -42,7 +42,7 @@ def test_every_beam_goes_on_from_its_own_state():
         np.testing.assert_allclose([answer.score for answer in ranked], total[best], atol=1e-4)  # as in test_beam
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_gru_trains_answers_and_is_scored_from_the_command_line(tmp_path, capsys):
     text, run = corpus(tmp_path), str(tmp_path / "run")
     shape = {"mixer": "gru", "n_head": 1, "positions": "none", "feed_forward": "none", "d_ff": 0}

@@ -1,5 +1,7 @@
 """Recurrent layers compute what LSTM and GRU are defined to be, row by row and document by document."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -50,8 +52,9 @@ def test_every_state_is_that_of_a_loop_over_rows_and_gates(mixer, drawn):
     begins_TB = np.random.default_rng(1).random((T, B)) < 0.3
     bias_JD = np.zeros((J, D), np.float32)
     bias_JD[-1] = bias_state
-    inputs = jnp.einsum("TBD,DJK->TBJK", x_TBD, into) + bias_in[None, None]
-    end, h_TBD = over_time(CELLS[mixer], inputs, kernel, bias_JD, tuple(map(jnp.asarray, start)), begins_TB)
+    inputs = np.einsum("TBD,DJK->TBJK", x_TBD, into) + bias_in
+    run = jax.jit(partial(over_time, CELLS[mixer]))
+    end, h_TBD = run(inputs, kernel, bias_JD, tuple(start), begins_TB)
     for row in range(B):
         first = [part[row] for part in start] + [np.zeros(D)] * (2 - mixer.states)
         h, c = first
@@ -87,8 +90,14 @@ def test_forward_and_gradients_are_those_of_pytorch(mixer, drawn):
 
     arguments = (x_TBD, numbers["weight_ih_l0"], numbers["weight_hh_l0"],
                  jnp.asarray(numbers["bias_ih_l0"] + numbers["bias_hh_l0"]).reshape(J, D))  # fmt: skip
-    np.testing.assert_allclose(ours(*arguments), wanted_TBD.detach().numpy(), atol=1e-5)
-    gradients = jax.grad(lambda *these: jnp.sum(ours(*these) * weigh_TBD), (0, 1, 2))(*arguments)
+
+    @jax.jit
+    def with_gradients(*arguments):
+        h_TBD, pull = jax.vjp(ours, *arguments)
+        return h_TBD, pull(weigh_TBD)[:3]
+
+    h_TBD, gradients = with_gradients(*arguments)
+    np.testing.assert_allclose(h_TBD, wanted_TBD.detach().numpy(), atol=1e-5)
     for found, wanted in zip(gradients, (x.grad, theirs.weight_ih_l0.grad, theirs.weight_hh_l0.grad), strict=True):
         np.testing.assert_allclose(found, wanted.numpy(), atol=1e-5)
 
@@ -162,7 +171,7 @@ def test_a_recurrent_pass_is_as_long_as_the_row_and_a_transformers_is_not():
         assert traced(recurring, length)[0] == [3, length]  # within each layer, a step a position
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("mixer", "changes"),
     [(Mixer.LSTM, {"remat": Remat.FULL, "unroll_layers": True}), (Mixer.GRU, {"remat": Remat.DOTS})],
@@ -192,6 +201,7 @@ def test_an_lstm_begins_by_remembering():
     assert sigmoid(FORGET) > 0.7
 
 
+@pytest.mark.slow
 def test_in_bfloat16_the_state_stays_float32():
     config = recurrent(Mixer.LSTM, dtype=Dtype.BFLOAT16, context_length=64)
     exact = variants.replace(config, dtype=Dtype.FLOAT32)

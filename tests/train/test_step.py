@@ -66,6 +66,19 @@ def test_the_loss_is_the_mean_over_tokens_not_over_microbatches():
     assert metrics["loss"] == pytest.approx(by_token, rel=1e-6)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("mixer", ["lstm", pytest.param("gru", marks=pytest.mark.full)])
+def test_a_recurrent_model_learns_what_it_sees_again_and_again(mixer):
+    config = run_config("unused", f"model.mixer={mixer}", "model.n_head=1", "model.positions=none", "model.bias=true",
+                        "model.feed_forward=none", "model.d_ff=0", "data.segment_mask=true")  # fmt: skip
+    segments_BT = np.repeat(np.arange(2, dtype=np.int32)[None], CONFIG.batch_size, axis=0).repeat(8, axis=1)
+    _, found = steps_of(config, [batch_of(0) | {"segments": segments_BT}] * 30)
+    losses = [metrics["loss"] for metrics in found]
+    assert losses[0] == pytest.approx(np.log(257), abs=0.1)
+    assert losses[-1] < losses[0] - 1  # 64 random tokens, by heart
+    assert np.isfinite([list(metrics.values()) for metrics in found]).all()
+
+
 def test_z_loss_is_its_weight_times_the_squared_logsumexp():
     logits_BTV = jnp.log(jnp.array([[[1.0, 3.0], [2.0, 6.0]]]))  # logsumexp: ln 4 and ln 8
     batch = {"targets": jnp.array([[1, 0]]), "weights": jnp.array([[1.0, 0.5]])}
