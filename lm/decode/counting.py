@@ -140,7 +140,7 @@ class Counted(Method):
         return [[Answer(completion, {}) for completion in group] for group in by_prompt(found, self.request.samples)]
 
     def settings(self) -> dict[str, Any]:
-        return {}
+        return {"full": None}  # a context that never is
 
     def report(self) -> str:
         return f"{self.clock.tokens_per_second:,.1f} tokens/s from counts, compiling {self.clock.compile:.2f} s"

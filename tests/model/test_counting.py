@@ -154,6 +154,7 @@ def test_the_uniform_model_has_the_vocabulary_as_its_perplexity():
     assert summarise(scored, stream, 16, 16).perplexity == pytest.approx(257, rel=3e-7)
 
 
+@pytest.mark.slow
 def test_a_bigram_forgets_all_but_the_last_token_and_a_transformer_does_not():
     config = tiny()
     windows = text(2, config.context_length, config.vocab_size)

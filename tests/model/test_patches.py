@@ -32,6 +32,7 @@ def apply(params, tokens_BT, patches_BTP):
     return Transformer(MIXED).apply({"params": params}, tokens_BT, None, patches_BTP)
 
 
+@pytest.mark.slow
 def test_without_patches_the_bits_of_text_are_what_they_were():
     params = parameters(MIXED)
     text = {name: leaf for name, leaf in params.items() if name != "patches"}
@@ -70,6 +71,7 @@ def test_patches_and_text_in_one_sequence_are_causal():
     assert changed[1, 3:].all()  # later patches see the text
 
 
+@pytest.mark.slow
 def test_the_step_trains_the_map_where_there_are_patches():
     config = RunConfig(MIXED, OptimizerConfig(peak_lr=1e-2, warmup_steps=0), steps=1, batch_size=2)
     params = parameters(MIXED)

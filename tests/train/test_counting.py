@@ -78,6 +78,18 @@ def test_what_is_counted_are_the_tokens_of_the_batches_of_training(run, text, tm
     assert unigram["tokens"] == targets.size
 
 
+def test_a_mixture_is_counted_as_it_is_dealt(tmp_path):
+    texts = [corpus(tmp_path, documents=60, seed=seed) for seed in (1, 2)]
+    mixture = [{"name": f"part{i}", "corpus": text, "weight": 1 + 2 * i} for i, text in enumerate(texts)]
+    values = counting_values("stdlib", model={"order": 1})
+    config = build_run({**values, "data": {**values["data"], "mixture": mixture}})
+    assert isinstance(config, CountingRun)
+    count_run(config, tmp_path / "run", cache=tmp_path / "cache")
+    batches = Batches(prepare(config.data, tmp_path / "cache").parts, 16, 4, 0)
+    targets = np.concatenate([batches[step]["targets"].ravel() for step in range(12)])
+    np.testing.assert_array_equal(load(tmp_path / "run").params.tables[0][1], np.bincount(targets, minlength=257))
+
+
 def test_what_is_read_again_in_another_epoch_is_counted_once(text, tmp_path):
     for name, steps in (("one", 60), ("two", 120)):
         row = count_run(config_of(text, steps=steps), tmp_path / name)
@@ -110,6 +122,7 @@ def test_lm_eval_gives_the_loss_that_the_run_gave(run, tmp_path, capsys):
     assert np.mean(losses[: evaluated["scored"]]) == pytest.approx(evaluated["loss"], abs=1e-12)
 
 
+@pytest.mark.slow
 def test_greedy_answers_take_the_likeliest_token_and_samples_depend_on_the_seed_alone(run, capsys):
     def answers(*arguments: str) -> list[dict]:
         capsys.readouterr()
