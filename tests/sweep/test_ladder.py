@@ -44,6 +44,7 @@ def test_sizes_follow_the_rule():
     assert [p["model.n_head"] for p in by_aspect] == [4, 8]
     assert [p["model.d_ff"] for p in by_aspect] == [256, 512]
     assert all(p["model.n_head"] == 2 for p in sizes([12, 20], ff_ratio=4, depth=2, n_head=2))
+    assert all(p["model.d_ff"] == 0 for p in sizes([12, 20], ff_ratio=0, depth=2, n_head=1))  # no feed-forward
     for wrong in (
         {"depth": 2, "aspect": 4, "n_head": 2},
         {"depth": 2},
