@@ -50,7 +50,7 @@ def full_logits(config: ModelConfig, prompt: np.ndarray, answer: np.ndarray) -> 
     ("name", "unstack"),
     [
         ("rope", True),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in [("learned", False), ("post", True)]),
+        pytest.param("learned", False, marks=pytest.mark.slow),
         *(pytest.param(name, flag, marks=pytest.mark.full) for name in VARIANTS for flag in (True, False)),
     ],
 )
@@ -115,7 +115,7 @@ def test_beams_and_samples_share_a_source():
     assert [a.tokens.tolist() for a in twice] == [a.tokens.tolist() for a in once for _ in range(2)]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_draft_has_an_encoder_too_or_is_refused():
     target, draft = made(), made(variants.replace(SHAPE, d_ff=16, encoder=Encoder(1, S - 2), context_length=20))
     found = speculate(target, draft, PROMPTS, REQUEST, 3)
@@ -127,7 +127,7 @@ def test_a_draft_has_an_encoder_too_or_is_refused():
             speculate(*pair, PROMPTS, REQUEST, 3)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_what_is_compressed_comes_back():
     config = variants.tiny(vocab_size=257, n_layer=1, encoder=Encoder(1, 3))
     compressor, text = Compressor(config, variants.parameters(config), ByteTokenizer()), b"The cafe is closed." * 3

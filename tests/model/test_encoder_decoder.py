@@ -16,6 +16,7 @@ from lm.model.count import costs, traced_flops_per_token
 from lm.model.parts import Encoder, Experts, WidthScaling
 from lm.model.score import BEFORE, Bos, Stream, predicted, score_windows, sliding_windows, token_log_probs
 from lm.model.transformer import Transformer
+from tests.decode.conftest import compiled_quickly  # noqa: F401
 from tests.model.variants import identify, logits, parameters, replace, tiny, tokens
 
 # The source is longer than what follows, as long, and shorter.
@@ -29,8 +30,12 @@ VARIANTS = [
          n_kv_head=1, experts=Experts(3, 2, shared=1)),
     tiny(encoder=Encoder(1, 1), parallel_block=True, positions=Positions.NONE, d_head=6),
 ]  # fmt: skip
+# The variants that differ most in `make test`, the others in `make test-all`.
+MARKS = (None, pytest.mark.slow, pytest.mark.full, pytest.mark.slow, pytest.mark.full)
 each = pytest.mark.parametrize(
-    "config", [VARIANTS[0], *(pytest.param(one, marks=pytest.mark.slow) for one in VARIANTS[1:])], ids=identify
+    "config",
+    [pytest.param(one, marks=mark or ()) for one, mark in zip(VARIANTS, MARKS, strict=True)],
+    ids=identify,
 )
 
 
@@ -64,7 +69,9 @@ def test_cross_attention_is_its_definition_in_loops():
     np.testing.assert_allclose(found_BTD[0], expected_TD, atol=1e-5)  # float32 sums of 16 terms of order 1
 
 
-@each
+@pytest.mark.parametrize(
+    "config", [VARIANTS[0], *(pytest.param(one, marks=pytest.mark.full) for one in VARIANTS[1:])], ids=identify
+)
 def test_the_decoder_sees_all_of_the_source_and_nothing_that_comes_later(config: ModelConfig):
     config = replace(config, vocab_size=11, tied_embedding=False)
     tokens_BT, S, params = jnp.arange(8, dtype=jnp.int32)[None], config.encoder.source_length, parameters(config)
@@ -114,7 +121,7 @@ def test_hand_counts_of_one_small_model():
     assert told["cache_bytes"]["float32"] == {"per_token": 96, "at_context": 96 * (4 + 5)}  # K C is 4
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_layers_and_their_order_of_computing_change_nothing():
     config = tiny(encoder=Encoder(2, 4), n_layer=3)
     expected = logits(config, parameters(config), tokens(config))
@@ -123,7 +130,7 @@ def test_layers_and_their_order_of_computing_change_nothing():
         np.testing.assert_allclose(found, expected, atol=1e-5)  # the same sums of 16 to 24 terms, perhaps fused
 
 
-@pytest.mark.parametrize("config", [VARIANTS[1], pytest.param(VARIANTS[2], marks=pytest.mark.slow)], ids=identify)
+@pytest.mark.parametrize("config", [VARIANTS[1], pytest.param(VARIANTS[2], marks=pytest.mark.full)], ids=identify)
 def test_a_source_with_nothing_in_front_is_a_shorter_one(config: ModelConfig):
     row_BT, params, S = tokens(config, rows=1), parameters(config), config.encoder.source_length
     segments_BT = jnp.asarray(np.where(np.arange(8) < 1, BEFORE, 1)[None], jnp.int32)

@@ -123,7 +123,7 @@ def on_a_mesh(**axes: int) -> dict[str, float]:
     return {name: float(value) for name, value in metrics.items()}
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_eight_devices_train_the_same_model():
     made = subprocess.run([sys.executable, "-m", __name__], env=eight_devices(), cwd=ROOT, capture_output=True,
                           text=True, check=False)  # fmt: skip
