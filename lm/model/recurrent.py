@@ -116,8 +116,8 @@ def _backward(cell: Cell, saved: Any, gradients: tuple[State, jax.Array]) -> tup
         one, (nothing, of_end), (through, of_h_TBD), reverse=True
     )
     _, _, before, _ = through
-    factors = (x.astype(kernel_DJD.dtype) for x in (before[0], of_product_TBJD))
-    of_kernel_DJD = jnp.tensordot(*factors, ((0, 1), (0, 1)), preferred_element_type=jnp.float32)
+    h_TBD, of_rounded_TBJD = (x.astype(kernel_DJD.dtype) for x in (before[0], of_product_TBJD))
+    of_kernel_DJD = jnp.tensordot(h_TBD, of_rounded_TBJD, ((0, 1), (0, 1)), preferred_element_type=jnp.float32)
     of_start = jax.tree.map(jnp.add, of_start, of_state)
     return of_input_TBJD, of_kernel_DJD.astype(kernel_DJD.dtype), jnp.sum(of_product_TBJD, (0, 1)), of_start, None
 
