@@ -28,7 +28,7 @@ QUESTIONS = [
     {"question": "x ", "choices": ["b", "bb", "bbb"], "answer": 2},
 ]
 TEXTS = [{"text": "short"}, {"text": "a text of more than two windows, with its end in a third one."}, {"text": "n\nt"}]
-PROMPTS = [{"prompt": "def "}, {"prompt": "a prompt that is cut at its beginning"}, {"prompt": "def "}]
+PROMPTS = [{"prompt": "def "}, {"prompt": "a prompt that is cut at its beginning"}]
 
 TASKS = {
     "choice": """
@@ -155,9 +155,12 @@ def test_each_request_is_answered_by_scorer_and_decoder(harness, folder, run, be
         asked = [Instance(kind, {}, given, place) for place, given in enumerate(arguments)]
         return getattr(model, kind)(asked)
 
-    letters = [chr(letter) for letter in range(97, 123)]
-    first = [answer.tokens[0] for answer in generate(loaded, letters, max_tokens=1, temperature=0.0)]
-    text, token = next((text, token) for text, token in zip(letters, first, strict=True) if 32 < token < 127)
+    letters_L1 = np.arange(97, 123)[:, None]
+    logits_LV = np.asarray(variants.logits(SHAPE, variants.parameters(SHAPE), np.insert(letters_L1, 0, begin, axis=1)))[
+        :, -1
+    ]
+    likeliest = zip(map(chr, letters_L1[:, 0]), np.argmax(logits_LV, axis=-1), strict=True)
+    text, token = next((text, token) for text, token in likeliest if 32 < token < 127)
     pairs = [("ab", "c"), ("", "begins"), ("context longer than the model reads", "ab"), (text, chr(token))]
     assert continuation(begin, *pairs[-1])[1]
     for (score, is_greedy), pair in zip(ask("loglikelihood", *pairs), pairs, strict=True):
@@ -166,13 +169,13 @@ def test_each_request_is_answered_by_scorer_and_decoder(harness, folder, run, be
         assert is_greedy == likeliest_all
     texts = [(row["text"],) for row in (*TEXTS, {"text": ""}, {"text": "x" * SHAPE.context_length})]
     assert ask("loglikelihood_rolling", *texts) == pytest.approx([rolling(begin, text) for (text,) in texts], abs=1e-3)
-    settings = {"until": ["\n", ""], "max_gen_toks": 6}
-    long = "a prompt that is cut at its beginning"
-    answers = ask("generate_until", ("def ", settings), (long, settings), ("", {**settings, "max_gen_toks": 2}))
-    ids = [[begin, *b"def "], [*long.encode()][-(SHAPE.context_length - 6) :], [begin]]
-    for answer, prompt, count in zip(answers, ids, (6, 6, 2), strict=True):
-        (own,) = generate(loaded, np.array(prompt), max_tokens=count, temperature=0.0, stop=["\n"])
-        assert answer == own.text.decode(errors="replace")
+    long = PROMPTS[1]["prompt"]
+    ends, other = ({"until": until, "max_gen_toks": 6} for until in (["\n", ""], [" "]))
+    answers = ask("generate_until", ("def ", ends), ("", other), (long, other), (long, ends))
+    cut = [*long.encode()][-(SHAPE.context_length - 6) :]  # room for the answer
+    for places, prompts, stop in (((3, 0), (cut, [begin, *b"def "]), "\n"), ((2, 1), (cut, [begin]), " ")):
+        own = generate(loaded, [np.array(ids) for ids in prompts], max_tokens=6, temperature=0.0, stop=[stop])
+        assert [answers[place] for place in places] == [found.text.decode(errors="replace") for found in own]
 
 
 def test_the_table_is_the_harness_own(harness, folder, capsys):
