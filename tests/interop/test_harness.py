@@ -155,11 +155,9 @@ def test_each_request_is_answered_by_scorer_and_decoder(harness, folder, run, be
         asked = [Instance(kind, {}, given, place) for place, given in enumerate(arguments)]
         return getattr(model, kind)(asked)
 
-    letters_L1 = np.arange(97, 123)[:, None]
-    logits_LV = np.asarray(variants.logits(SHAPE, variants.parameters(SHAPE), np.insert(letters_L1, 0, begin, axis=1)))[
-        :, -1
-    ]
-    likeliest = zip(map(chr, letters_L1[:, 0]), np.argmax(logits_LV, axis=-1), strict=True)
+    letters = range(97, 123)
+    logits_LTV = variants.logits(SHAPE, variants.parameters(SHAPE), np.array([[begin, letter] for letter in letters]))
+    likeliest = zip(map(chr, letters), np.argmax(logits_LTV[:, -1], axis=-1), strict=True)
     text, token = next((text, token) for text, token in likeliest if 32 < token < 127)
     pairs = [("ab", "c"), ("", "begins"), ("context longer than the model reads", "ab"), (text, chr(token))]
     assert continuation(begin, *pairs[-1])[1]
