@@ -34,7 +34,7 @@ SEEDS = (0, 1, 2)
 SHAPE = {"n_layer": 2, "d_model": 64, "n_head": 4, "d_ff": 256, "positions": "learned", "init_std": None}
 OPTIMIZER = {"peak_lr": 3e-3, "warmup_steps": 50, "final_lr_fraction": 0.0}
 PIXELS = {
-    "optimizer": OPTIMIZER, "batch_size": 32, "eval_tokens": 10**6, "log_every": 100, "checkpoint_every": 10**4
+    "optimizer": OPTIMIZER, "batch_size": 16, "eval_tokens": 10**6, "log_every": 100, "checkpoint_every": 10**4
 }  # fmt: skip
 IMAGE = digits.SIDE**2 + 1  # tokens of an image and the end in front: a window is one image
 ORDERS = {"uniform": 0, "unigram": 1, "bigram": 2, "5-gram": 5}
@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one seed and few steps: does it run, and nothing more")
     args = parser.parse_args()
     began = time.process_time()
-    seeds, steps = (SEEDS[:1], 40) if args.quick else (SEEDS, 1500)
+    seeds, steps = (SEEDS[:1], 40) if args.quick else (SEEDS, 500)
     learnt, held_out = digits.load()
     with tempfile.TemporaryDirectory() as folder:
         stream, images = pixels(Path(folder), seeds, steps)
@@ -65,7 +65,7 @@ def pixels(folder: Path, seeds: Sequence[int], steps: int) -> tuple[dict[str, An
     base = {"vocab_size": len(digits.LEVELS) + 1, "context_length": IMAGE}
     found: dict[str, Any] = {}
     for name, order in ORDERS.items():
-        counted = {"model": base | {"order": order}, "batch_size": 1, "steps": 10**4, "eval_tokens": 10**6}
+        counted = {"model": base | {"order": order}, "batch_size": 1, "steps": 1500, "eval_tokens": 10**6}
         found[name] = [trained(folder, name, counted | {"data": data})["bits_per_byte"]]
     found["transformer"] = [
         trained(folder, f"seed-{seed}", {
@@ -126,7 +126,7 @@ def run_config(seed: int, steps: int) -> RunConfig:
     """The run of one seed: a byte-level model that also takes patches."""
     longest = digits.rows("name:", np.zeros((1, 16, 4)), np.zeros(1))["inputs"].shape[1]
     model = {"vocab_size": digits.END + 1, "context_length": longest, "patch_width": digits.PATCH_SIDE**2, **SHAPE}
-    return build(RunConfig, {"model": model, "optimizer": OPTIMIZER, "steps": steps, "batch_size": 64, "seed": seed})
+    return build(RunConfig, {"model": model, "optimizer": OPTIMIZER, "steps": steps, "batch_size": 32, "seed": seed})
 
 
 def learn(config: RunConfig, learnt: Digits) -> Any:
