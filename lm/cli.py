@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Runner = Callable[[argparse.Namespace], None]
 
+REPEATING = ("train", "eval", "bench")  # commands that run one program again and again
 CONTINUED = ("train", "sweep")  # commands that keep what they did when they are interrupted
 
 
@@ -29,7 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = argv[0] if argv else ""
     overrides = [part.removeprefix("--config.") for part in argv if part.startswith("--config.")]
     quiet_without_tpu()
-    keep_freed_memory()
+    if command in REPEATING:
+        keep_freed_memory()
     try:
         args = _parser().parse_args([part for part in argv if not part.startswith("--config.")])
         args.overrides = overrides
