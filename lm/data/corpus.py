@@ -18,6 +18,7 @@ from lm.base import config as base_config
 from lm.base import files, progress
 from lm.base.errors import RunError, UsageError
 from lm.data import sources, tokens
+from lm.data.batches import count_windows
 from lm.data.config import VALIDATION, DataConfig
 from lm.data.mixture import Part, shares_of
 from lm.data.tokenizer import Tokenizer, load_tokenizer, train_bpe
@@ -51,9 +52,9 @@ class Corpus:
         alone = self.held_out.get(VALIDATION)
         return alone.fingerprint if alone else self._mixed(self.held_out)
 
-    def epochs(self, tokens: int) -> float:
-        """How often the part that is read most often is read in so many tokens."""
-        return max(float(part.share) * tokens / part.file.tokens for part in self.parts)
+    def epochs(self, rows: int, window: int) -> float:
+        """How often the part that is read most often is read in so many rows of `window` tokens."""
+        return max(float(part.share) * rows / max(1, count_windows(part.file, window)) for part in self.parts)
 
     def _mixed(self, files: dict[str, TokenFile]) -> str:
         if len(self.parts) == 1:

@@ -13,6 +13,7 @@ from lm.run import integrity
 from lm.run.checkpoint import latest_step
 
 _FILE = "counts.npz"
+_AGAIN = "Delete the run's result.json and count again: lm train."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,10 +46,10 @@ def read_counts(path: Path, config: Counting) -> SavedCounts:
     """
     step = latest_step(path)
     if step is None:
-        raise UsageError("there are no counts", where=str(path), do="Name a run that has finished.")
+        raise UsageError("there are no counts", where=str(path), do=_AGAIN)
     folder = path / str(step)
     if defect := integrity.defect(folder):
-        raise RunError(f"the counts are damaged: {defect}", where=str(folder), do="Count again: lm train.")
+        raise RunError(f"the counts are damaged: {defect}", where=str(folder), do=_AGAIN)
     with np.load(folder / _FILE) as saved:
         arrays = [saved[name] for name in saved.files]  # codes and counts by turns, level by level
     return SavedCounts(step, Counts(config, tuple(zip(arrays[::2], arrays[1::2], strict=True))))

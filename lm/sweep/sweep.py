@@ -143,7 +143,10 @@ def _print_plan(
         rich.print(plan_table(tune, f"{ladder.name}: tune stage"))
         title += "" if all(folder.finished(cell.id) for cell in tune) else " (their rates follow from the tune stage)"
     rich.print(plan_table(cells, title))
-    epochs = [corpora(cell.config).epochs(cell.tokens) for cell in cells]
+    epochs = [
+        corpora(config).epochs(config.steps * config.batch_size, config.model.context_length)
+        for config in (cell.config for cell in cells)
+    ]
     if max(epochs) > 1:
         print(f"{sum(epoch > 1 for epoch in epochs)} cells read the training text more than once, "
               f"at most {max(epochs):.1f} times: the law has no term for repetition")  # fmt: skip

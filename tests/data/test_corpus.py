@@ -157,6 +157,12 @@ def test_extra_sets_are_tokenised_whole_and_apart(poems: str, tmp_path: Path) ->
     assert set(only.held_out) == {"validation"}
 
 
+def test_epochs_are_of_windows_whatever_part_of_them_is_predicted(poems: str, tmp_path: Path) -> None:
+    corpus = prepare(DataConfig(corpus=poems), tmp_path / "cache")
+    windows = (corpus.parts[0].file.tokens - 1) // 32
+    assert corpus.epochs(3 * windows, 32) == 3
+
+
 def test_an_extra_set_that_was_trained_on_is_refused(poems: str, tmp_path: Path) -> None:
     leak = write(tmp_path / "leak.jsonl", ["new", *POEMS])
     with pytest.raises(UsageError, match=r"extra_validation\.leak: \d+ of its 201 documents are training documents"):

@@ -1,0 +1,5 @@
+"""`python -m experiments.models`."""
+
+from experiments.models.run import main
+
+main()
