@@ -9,7 +9,8 @@ Letters beside those of `lm.model.config`: W windows, N n-grams of a level, P pl
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +18,11 @@ from lm.base.errors import UsageError
 
 FALLBACK = (0.5, 1.0, 1.5)  # discounts where counts of counts give none
 _NOWHERE = -1  # the place of what was never seen, or reaches before the window; indexes the end of what is looked up
+
+
+def describes_counting(model: Any) -> bool:
+    """Whether plain values are those of a `Counting`: no other model has an `order`."""
+    return isinstance(model, Mapping) and "order" in model
 
 
 @dataclasses.dataclass(frozen=True)

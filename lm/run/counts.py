@@ -1,6 +1,5 @@
 """The counts of a counting run on disk: a sealed folder in `checkpoints/`, there whole or not at all."""
 
-import dataclasses
 import shutil
 from pathlib import Path
 
@@ -16,14 +15,6 @@ _FILE = "counts.npz"
 _AGAIN = "Delete the run's result.json and count again: lm train."
 
 
-@dataclasses.dataclass(frozen=True)
-class SavedCounts:
-    """Counts, and the step that they go up to."""
-
-    step: int
-    counts: Counts
-
-
 def save_counts(path: Path, step: int, counts: Counts) -> None:
     """Writes the counts as the folder `<path>/<step>`; what a killed process or another try left is removed.
 
@@ -37,8 +28,8 @@ def save_counts(path: Path, step: int, counts: Counts) -> None:
         integrity.seal(part)
 
 
-def read_counts(path: Path, config: Counting) -> SavedCounts:
-    """The counts that `save_counts` wrote into `path`, for the model that they were made for.
+def read_counts(path: Path, config: Counting) -> tuple[int, Counts]:
+    """The step and the counts that `save_counts` wrote into `path`, for the model that they were made for.
 
     Raises:
       UsageError: there are none.
@@ -52,4 +43,4 @@ def read_counts(path: Path, config: Counting) -> SavedCounts:
         raise RunError(f"the counts are damaged: {defect}", where=str(folder), do=_AGAIN)
     with np.load(folder / _FILE) as saved:
         arrays = [saved[name] for name in saved.files]  # codes and counts by turns, level by level
-    return SavedCounts(step, Counts(config, tuple(zip(arrays[::2], arrays[1::2], strict=True))))
+    return step, Counts(config, tuple(zip(arrays[::2], arrays[1::2], strict=True)))

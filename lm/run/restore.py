@@ -10,7 +10,7 @@ from lm.base.files import is_remote
 from lm.data.config import DataConfig
 from lm.data.tokenizer import Tokenizer, load_tokenizer
 from lm.model.config import ModelConfig
-from lm.model.counting import Counting, Counts
+from lm.model.counting import Counting, Counts, describes_counting
 from lm.model.transformer import abstract_variables
 from lm.parallel.mesh import MeshConfig, make_mesh
 from lm.parallel.processes import Team
@@ -74,10 +74,10 @@ def load(path: Path | str, team: Team = Team()) -> LoadedModel | LoadedCounts:
     tokenizer = _tokenizer(folder, data.tokenizer)
     if tokenizer.fingerprint != recorded["identity"].get("tokenizer"):
         raise UsageError("the tokenizer is not the one that the run was trained with", where=tokenizer.spec)
-    if "order" in described:
+    if describes_counting(described):
         counting = build(Counting, described, "config.model")
-        saved = read_counts(Path(folder.checkpoints), counting)
-        return LoadedCounts(counting, data, saved.counts, tokenizer, saved.step)
+        step, counts = read_counts(Path(folder.checkpoints), counting)
+        return LoadedCounts(counting, data, counts, tokenizer, step)
     model = build(ModelConfig, described, "config.model")
     step, params = load_params(
         folder.checkpoints, placed(abstract_variables(model), make_mesh(MeshConfig()))["params"], team

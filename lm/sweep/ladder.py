@@ -16,10 +16,11 @@ from typing import Any
 from lm.base.config import build, load_file, nearest, override, to_dict
 from lm.base.errors import UsageError
 from lm.model.accounting import Flops, count_parameters, step_flops
+from lm.model.counting import describes_counting
 from lm.scaling.fitting.objective import objective_named
 from lm.scaling.laws import law_named
 from lm.scaling.table import NAMES
-from lm.train.config import AnyRun, CountingRun, RunConfig, build_run, counts
+from lm.train.config import AnyRun, CountingRun, RunConfig, build_run
 
 Point = dict[str, Any]
 
@@ -269,7 +270,7 @@ def _overridden(base: RunConfig, point: Mapping[str, Any]) -> AnyRun:
             if not isinstance(branch, dict):
                 raise UsageError(f"'{path}' is no leaf of a run's configuration", where="ladder.cells")
         branch[leaf] = value
-    if counts(values):
+    if describes_counting(values["model"]):
         values = {field.name: values[field.name] for field in dataclasses.fields(CountingRun) if field.name in values}
     return build_run(values, "ladder.cells")
 

@@ -9,7 +9,7 @@ from lm.base.config import build
 from lm.base.errors import UsageError
 from lm.data.config import DataConfig
 from lm.model.config import ModelConfig
-from lm.model.counting import Counting
+from lm.model.counting import Counting, describes_counting
 from lm.parallel.mesh import MeshConfig
 
 
@@ -161,18 +161,14 @@ AnyRun = RunConfig | CountingRun
 
 
 def build_run(values: Mapping[str, Any], where: str = "config") -> AnyRun:
-    """The run that plain values describe: a counting one where `model` has an `order`, which no other model has.
+    """The run that plain values describe: a counting one where its model is.
 
     Raises:
       UsageError: as `lm.base.config.build`.
     """
-    return build(CountingRun, values, where) if counts(values) else build(RunConfig, values, where)
-
-
-def counts(values: Mapping[str, Any]) -> bool:
-    """Whether plain values describe a counting run."""
-    model = values.get("model")
-    return isinstance(model, Mapping) and "order" in model
+    if describes_counting(values.get("model")):
+        return build(CountingRun, values, where)
+    return build(RunConfig, values, where)
 
 
 def _at_least(config: OptimizerConfig | AnyRun, name: str, least: int, where: str) -> None:
